@@ -103,6 +103,10 @@ def run_backward(
             outputs = validate(e, node, node.run(e, buffer, buffer.slots, retain_graph))
         else:
             outputs = validate(e, node, apply(e, node, buffer.slots))
+        if e.post_hooks:
+            for hook in e.post_hooks:
+                hook()
+            e.post_hooks.clear()
         e.release(buffer)
         if not retain_graph:
             e.forget(node)

@@ -71,6 +71,7 @@ class Eager:
         self.selection: Selecting | None = None  # of the selective checkpoint that runs
         self.of_graph = attributes_of_ctx()
         self.held_by_node: list[Owner] = []  # what ends when the gradients of the running node have arrived
+        self.post_hooks: list[Callable[[], None]] = []  # of the node that runs: `Node.register_hook`
         self.grads: dict[int, Tensor] = {}  # id(parameter) -> its `.grad`
         self.received: set[int] = set()  # the ids of parameters that a gradient came to
         self.sequence = 0
@@ -290,6 +291,12 @@ class Eager:
         tensor.storage.refs -= 1
         if tensor.storage.refs == 0:
             self.add_to_scope((tensor.storage,))
+
+    def leave_all_to_scope(self, owner: Owner) -> None:
+        """Ends all holds of an owner on what a function may return."""
+        held, owner.held = owner.held, []
+        for tensor, hold in held:
+            self.leave_to_scope(tensor, hold)
 
     def _unref(self, node: Node) -> None:
         """A backward node dies with the last tensor or node that refers to it, and releases what it saved."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.eager.context import Eager
-from staticmem.eager.tensor import Node, Owner, Tensor
+from staticmem.eager.strides import Strides
+from staticmem.eager.tensor import Node, Owner, Packed, Storage, Tensor
 from staticmem.ir.dtypes import DType
 
 
@@ -18,12 +19,41 @@ def cast_gradient(e: Eager, grad: Tensor, dtype: DType) -> Tensor:
 
 def apply(e: Eager, node: Node, slots: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Evaluates the formulas. Temporaries of one formula live until its end; results coexist."""
-    edges = node.edges
+    packed, edges = node.packed, node.edges
     outputs: list[Tensor | None] = [None] * len(edges)
-    if node.packed is not None:
-        node.packed.unpack(e, slots)
+    if packed is not None:
+        packed.unpack(e, slots)
     if slots.count(None) == len(slots):
         return outputs
+    if packed is not None:
+        return _apply_unpacked(e, node, packed, slots, outputs)
+    _run_formulas(e, node, slots, outputs)
+    return outputs
+
+
+def _apply_unpacked(
+    e: Eager, node: Node, packed: Packed, slots: Sequence[Tensor | None], outputs: list[Tensor | None]
+) -> list[Tensor | None]:
+    """Formulas refer to the saved tensors of the forward: while they run, these are the ones that came back."""
+    of_forward = [(tensor, tensor.storage, tensor.strides) for tensor in packed.saved]
+    present, unpacked = {}, packed.tensors()
+    if len(unpacked) == len(packed.saved):  # a checkpoint that has run before has none
+        for tensor, (back, _) in zip(packed.saved, unpacked, strict=True):
+            present[id(tensor)] = back
+            _take_place(tensor, back.storage, back.strides)
+    _run_formulas(e, node, slots, outputs)
+    for tensor, storage, strides in of_forward:
+        _take_place(tensor, storage, strides)
+    packed.applied(e)
+    return [output if output is None else present.get(id(output), output) for output in outputs]
+
+
+def _take_place(tensor: Tensor, storage: Storage, strides: Strides) -> None:
+    tensor.storage, tensor.strides, tensor.known_form = storage, strides, None
+
+
+def _run_formulas(e: Eager, node: Node, slots: Sequence[Tensor | None], outputs: list[Tensor | None]) -> None:
+    edges = node.edges
     for indices, compute in node.formulas:
         needed = [edges[i] is not None for i in indices]
         if True not in needed:
@@ -35,9 +65,6 @@ def apply(e: Eager, node: Node, slots: Sequence[Tensor | None]) -> list[Tensor |
         for index, need, tensor in zip(indices, needed, results, strict=True):
             if need:
                 outputs[index] = tensor
-    if node.packed is not None:
-        node.packed.applied(e)
-    return outputs
 
 
 def validate(e: Eager, node: Node, outputs: list[Tensor | None]) -> list[tuple[Tensor, int] | None]:

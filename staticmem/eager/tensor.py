@@ -122,7 +122,12 @@ meta_of = lru_cache(layout.KNOWN)(Meta)
 
 
 class Packed(Protocol):
-    """What a node has instead of its saved tensors where it was recorded under `saved_tensors_hooks`."""
+    """What a node has instead of its saved tensors where it was recorded under `saved_tensors_hooks`.
+
+    `saved` are those of the forward, in the order of `tensors`.
+    """
+
+    saved: Sequence[Tensor]
 
     def unpack(self, e: Run, gradients: Sequence[Tensor | None]) -> None:
         """The node is about to run on gradients, and needs its tensors."""

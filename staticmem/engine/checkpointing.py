@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.eager.context import Eager
-from staticmem.eager.tensor import Node, Owner, Selecting, Tensor, attributes_of_ctx
+from staticmem.eager.tensor import Node, Owner, Packed, Selecting, Tensor, attributes_of_ctx
 from staticmem.engine.interpreter import Interpreter
 from staticmem.engine.selective import Selection
 from staticmem.ir.graph import Ref, Region
@@ -49,24 +49,24 @@ class _Holder:
 class _Saves:
     """The saved tensors of one node, or the inputs of an inner checkpoint."""
 
-    __slots__ = ("checkpoint", "holders")
+    __slots__ = ("checkpoint", "holders", "saved")
 
-    def __init__(self, checkpoint: _Checkpoint, holders: list[_Holder]) -> None:
-        self.checkpoint, self.holders = checkpoint, holders
+    def __init__(self, checkpoint: _Checkpoint, holders: list[_Holder], saved: Sequence[Tensor] = ()) -> None:
+        self.checkpoint, self.holders, self.saved = checkpoint, holders, saved
 
     def unpack(self, e: Eager, gradients: Sequence[Tensor | None]) -> None:
         self.checkpoint.recompute(e, gradients)
 
     def tensors(self) -> list[tuple[Tensor, Owner]]:
-        return [(holder.owner.held[0][0], holder.owner) for holder in self.holders]
+        return [(holder.owner.held[0][0], holder.owner) for holder in self.holders if holder.owner.held]
 
     def applied(self, e: Eager) -> None:
         for holder in self.holders:
-            e.release(holder.owner)
+            e.leave_all_to_scope(holder.owner)
 
     def release(self, e: Eager) -> None:
-        self.applied(e)
         for holder in self.holders:
+            e.release(holder.owner)
             if holder.alive:
                 holder.alive = False
                 self.checkpoint.forget(e)
@@ -74,6 +74,8 @@ class _Saves:
 
 class _NoSaves:
     """A node that saves nothing, in a checkpoint with use_reentrant=True, which ends when all of its nodes have run."""
+
+    saved: Sequence[Tensor] = ()
 
     def __init__(self, checkpoint: _Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -105,7 +107,7 @@ class _Checkpoint:
         self.inner_backward = Owner("checkpoint", region.name, region.start)
         self.of_recomputed = attributes_of_ctx()
         self.without_graph = region.reentrant
-        self.packed_args: _Saves | None = None
+        self.packed_args: Packed | None = None
         self.slots: list[_Saves] = []
         self.recomputed = False
         self.refs = 1  # the running call; then one for each holder
@@ -115,9 +117,7 @@ class _Checkpoint:
             for tensor in tensors:
                 e.hold(_saved(tensor, tensor), self.saved_args)
         elif tensors:
-            packed = e.saved_hooks[-1].pack(e, Node("checkpoint", 0, region.start), tensors, ())
-            assert isinstance(packed, _Saves)
-            self.packed_args = packed
+            self.packed_args = e.saved_hooks[-1].pack(e, Node("checkpoint", 0, region.start), tensors, ())
 
     def separate_leaves(self) -> None:
         """With use_reentrant=True a backward of its own accumulates the gradients of parameters, before others come."""
@@ -149,7 +149,7 @@ class _Checkpoint:
                 return None
             self.refs += 1
             return _NoSaves(self)
-        packed = _Saves(self, [_Holder(node.name, node.op) for _ in saves])
+        packed = _Saves(self, [_Holder(node.name, node.op) for _ in saves], saves)
         self.slots.append(packed)
         self.refs += len(saves)
         return packed
@@ -220,12 +220,12 @@ class _Checkpoint:
         categories = e.trace.buffers.categories
         categories[first:] = ["activation"] * (len(categories) - first)
 
-    def _unpacked(self, packed: _Saves) -> dict[str, Any]:
-        """The inputs that the outer checkpoint has recomputed, with the `grad_fn` of the forward's ones."""
+    def _unpacked(self, packed: Packed) -> dict[str, Any]:
+        """The inputs that the outer checkpoint has recomputed, or that came back from the CPU, with the `grad_fn` of
+        the forward's ones."""
         inputs: dict[str, Any] = {}
-        for name, holder in zip(self.arguments, packed.holders, strict=True):
-            (recomputed, _), original = holder.owner.held[0], self.inputs[name]
-            inputs[name] = _saved(original, recomputed)
+        for name, (present, _) in zip(self.arguments, packed.tensors(), strict=True):
+            inputs[name] = _saved(self.inputs[name], present)
         return inputs
 
 

@@ -10,7 +10,8 @@ from staticmem.ir.graph import Frame, Graph, Note
 from staticmem.ops.registry import kinds_of
 from staticmem.passes.lost_gradients import is_of_layer
 from staticmem.scenario.selection import Policy, never_seen
-from staticmem.scenario.step import Scenario
+from staticmem.scenario.step import PAGEABLE, PINNED, Scenario
+from staticmem.units import format_bytes
 
 _FUSED = ("torch.nn.modules.activation.MultiheadAttention", "torch.nn.modules.transformer.TransformerEncoderLayer")
 
@@ -50,6 +51,16 @@ def notes_of_selection(names: Collection[str], policies: Iterable[Policy]) -> It
             "policy sees the calls of kernels, as mm or addmm of a linear layer"
         )
         yield Note("warning", "SM208", text, len(missing))
+
+
+def note_of_offloading(kind: str, copied: int) -> Note:
+    """`copied`: bytes that one forward copies to the CPU."""
+    where = {PAGEABLE: "save_on_cpu()", PINNED: "save_on_cpu(pin_memory=True)"}.get(kind, "OffloadActivations")
+    text = (
+        f"{where} is around the model's forward: {format_bytes(copied)} of saved tensors go to the CPU, take as "
+        "much of its memory, and come back in the backward"
+    )
+    return Note("assumption", "SM339", text)
 
 
 def _of_recurrent(graph: Graph) -> Iterator[Note]:

@@ -21,7 +21,7 @@ from staticmem.engine import losses, optimizers
 from staticmem.engine.held_outputs import HeldOutputs
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.kept_history import KeptHistories, fill_place
-from staticmem.engine.notes import notes_of_selection, notes_of_step
+from staticmem.engine.notes import note_of_offloading, notes_of_selection, notes_of_step
 from staticmem.engine.shapes import no_tensor_output, output_shape, placed
 from staticmem.errors import DimensionError, UsageError, closest
 from staticmem.ir import dtypes
@@ -33,12 +33,13 @@ from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import outer_matrices, values_of_loss
 from staticmem.scenario.selection import Policy
-from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, Scenario
+from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, ON_GPU, Scenario
 
 if TYPE_CHECKING:
     from staticmem.compiler.plan import Kernels
     from staticmem.engine.compiled_step import CompiledRegions, CompiledStep
     from staticmem.engine.gradients import GradScaler
+    from staticmem.engine.offloading import Offloading
 
 
 _AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of the model
@@ -109,6 +110,7 @@ class _Step:
         self.recomputed: tuple[int, ...] = ()
         self.policies: list[Policy] = []  # of selective checkpoints
         self.gradients_of_leaves: Sequence[Owner] = ()
+        self.offloaded = 0  # bytes that one forward copies to the CPU
         self.compiled: CompiledRegions | None = None
         self.overwritten = 0
         e.trace.begin("setup")
@@ -372,7 +374,10 @@ class _Step:
         after = int(loss_name in AFTER_THE_MODEL)
         leaves_before, self.interpreter.made_leaves = self.interpreter.made_leaves, Owner("autograd", "leaves")
         graph_before, e.of_graph = e.of_graph, attributes_of_ctx()
+        offloading = self._offload()
         outputs = self.interpreter.forward(after)
+        if offloading is not None:
+            e.saved_hooks.pop()
         if self.outputs is not None:
             self.outputs.assign(outputs)
         if after:
@@ -401,6 +406,9 @@ class _Step:
             trace.begin("backward")
             if roots:
                 self._backward(roots)
+        if offloading is not None:
+            offloading.ended()
+            self.offloaded = offloading.copied
         if self.in_function:
             if self.outputs is not None:
                 self.outputs.end()
@@ -413,6 +421,18 @@ class _Step:
             self.recomputed, self.overwritten = tuple(checkpoints.recomputed), len(checkpoints.overwritten)
             self.policies = [*checkpoints.policies.values()]
         return outputs
+
+    def _offload(self) -> Offloading | None:
+        """Begins to copy what autograd saves to the CPU."""
+        kind = self.scenario.offload_activations
+        if kind == ON_GPU:
+            return None
+        from staticmem.engine.offloading import Offloading, head_of  # few steps do
+
+        parameters = [self.interpreter.env[p.value.name] for p in self.graph.parameters]
+        hooks = Offloading(self.e, kind, parameters, head_of(self.graph, kind))
+        self.e.saved_hooks.append(hooks)
+        return hooks
 
     def _backward(self, losses: Sequence[Tensor]) -> None:
         """`loss.backward()`: Python holds the root gradient, and with a scaler the scaled loss, until it returns."""
@@ -467,6 +487,8 @@ class _Step:
         if scenario.checkpoint_save and scenario.training:
             policies = [*self.policies, *(self.compiled.policies() if self.compiled is not None else ())]
             own += notes_of_selection(scenario.checkpoint_save, policies)
+        if scenario.training and scenario.offload_activations != ON_GPU:
+            own.append(note_of_offloading(scenario.offload_activations, self.offloaded))
         return StepResult(
             trace=self.e.trace.seal(),
             graph=graph,

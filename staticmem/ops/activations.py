@@ -22,24 +22,25 @@ from staticmem.ops.registry import rule
 from staticmem.ops.views import reshape
 
 TABLE = (
-    Unary("relu", "ReluBackward0", "result", ("threshold_backward.default",)),
-    Unary("relu6", "HardtanhBackward0", "self", ("hardtanh_backward.default",)),
-    Unary("hardtanh", "HardtanhBackward0", "self", ("hardtanh_backward.default",)),
+    Unary("relu", "ReluBackward0", "result", ("threshold_backward.default",), saved_first=True),
+    Unary("relu6", "HardtanhBackward0", "self", ("hardtanh_backward.default",), saved_first=True),
+    Unary("hardtanh", "HardtanhBackward0", "self", ("hardtanh_backward.default",), saved_first=True),
     Unary("sigmoid", "SigmoidBackward0", "result", ("sigmoid_backward.default",), also="special_expit"),
     Unary("tanh", "TanhBackward0", "result", ("tanh_backward.default",)),
     Unary("silu", "SiluBackward0", "self", ("silu_backward.default",)),
     Unary("gelu", "GeluBackward0", "self", ("gelu_backward.default",)),
     Unary("mish", "MishBackward0", "self", ("mish_backward.default",)),
-    Unary("hardswish", "HardswishBackward0", "self", ("hardswish_backward.default",)),
-    Unary("hardsigmoid", "HardsigmoidBackward0", "self", ("hardsigmoid_backward.default",)),
-    Unary("leaky_relu", "LeakyReluBackward0", "self", ("leaky_relu_backward.default",), "", "result"),
-    Unary("elu", "EluBackward0", "self", ("elu_backward.default",), "", "result"),
-    Unary("selu", "EluBackward0", "self", ("elu_backward.default",), "", "result"),
-    Unary("celu", "EluBackward0", "self", ("elu_backward.default",), "", "result"),
-    Unary("softplus", "SoftplusBackward0", "self", ("softplus_backward.default",), "float32", in_place=False),
+    Unary("hardswish", "HardswishBackward0", "self", ("hardswish_backward.default",), saved_first=True),
+    Unary("hardsigmoid", "HardsigmoidBackward0", "self", ("hardsigmoid_backward.default",), saved_first=True),
+    Unary("leaky_relu", "LeakyReluBackward0", "self", ("leaky_relu_backward.default",), "", "result", saved_first=True),
+    Unary("elu", "EluBackward0", "self", ("elu_backward.default",), "", "result", saved_first=True),
+    Unary("selu", "EluBackward0", "self", ("elu_backward.default",), "", "result", saved_first=True),
+    Unary("celu", "EluBackward0", "self", ("elu_backward.default",), "", "result", saved_first=True),
+    Unary("softplus", "SoftplusBackward0", "self", ("softplus_backward.default",), "float32",
+          in_place=False, saved_first=True),
     Unary("softshrink", "SoftshrinkBackward0", "self", ("softshrink_backward.default",), in_place=False),
     Unary("hardshrink", "HardshrinkBackward0", "self", ("hardshrink_backward.default",), in_place=False),
-    Unary("threshold", "ThresholdBackward0", "self", ("threshold_backward.default",)),
+    Unary("threshold", "ThresholdBackward0", "self", ("threshold_backward.default",), saved_first=True),
     Unary("log_sigmoid", "LogSigmoidBackward0", "self", ("log_sigmoid_backward.default",), in_place=False),
 )  # fmt: skip
 for _row in TABLE:
@@ -99,7 +100,7 @@ def _record_clamp(e: Eager, out: Tensor, self: Tensor, saved: Tensor | None, min
         return results
 
     formulas = [Formula((1, 2), by_bounds), Formula((0,), _clamp_self(saved, min, max))]
-    e.record("ClampBackward0", out, [self, *bounds], formulas, [saved, *bounds])
+    e.record("ClampBackward0", out, [self, *bounds], formulas, [*reversed(bounds), saved])
 
 
 def _clamp_self(self: Tensor | None, min: Any, max: Any) -> Any:
@@ -110,7 +111,7 @@ def _clamp_self(self: Tensor | None, min: Any, max: Any) -> Any:
         for bound in (min, max):
             if bound is not None:
                 e.pointwise("aten.ge.Scalar", *_bounds(self, bound, None), dtype=dtypes.bool_)
-        return e.pointwise("aten.where.self", grad, *_bounds(self, min, max), dtype=grad.dtype)
+        return e.pointwise("aten.where.self", *_bounds(self, min, max), grad, dtype=grad.dtype)
 
     return compute
 

@@ -109,8 +109,8 @@ def mul(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
 
 
 def record_mul(e: Eager, out: Tensor, a: Tensor, b: Tensor, saved_a: Tensor | None, saved_b: Tensor | None) -> None:
-    saves = [saved_a if e.needs_grad(b) else None, saved_b if e.needs_grad(a) else None]
-    formulas = [Formula((1,), times(a)), Formula((0,), times(b))]
+    saves = [saved_b if e.needs_grad(a) else None, saved_a if e.needs_grad(b) else None]
+    formulas = [Formula((1,), times(saved_a or a)), Formula((0,), times(saved_b or b))]
     e.record("MulBackward0", out, [a, b], formulas, saves)
 
 
@@ -168,7 +168,7 @@ def div(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, rounding_mode: 
         _record_div(e, out, a, b, a)
     else:
         formulas = [Formula((k,), zeros) for k in range(len(inputs) - 1, -1, -1)]
-        e.record("DivBackward1", out, inputs, formulas, [a if e.needs_grad(b) else None, b])
+        e.record("DivBackward1", out, inputs, formulas, [b, a if e.needs_grad(b) else None])
     return out
 
 
@@ -176,8 +176,8 @@ def _record_div(e: Eager, out: Tensor, a: Tensor | None, b: Tensor | None, saved
     if b is None:
         e.record("DivBackward0", out, [a], [Formula((0,), _div_scalar)])
         return
-    formulas = [Formula((1,), _div_other(a, b)), *([] if a is None else [Formula((0,), _div_self(b))])]
-    e.record("DivBackward0", out, [a, b], formulas, [saved_a if e.needs_grad(b) else None, b])
+    formulas = [Formula((1,), _div_other(saved_a or a, b)), *([] if a is None else [Formula((0,), _div_self(b))])]
+    e.record("DivBackward0", out, [a, b], formulas, [b, saved_a if e.needs_grad(b) else None])
 
 
 @rule("div_ divide_", kinds=("arithmetic",))
@@ -209,7 +209,7 @@ def remainder(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor
         negative = e.pointwise("aten.neg.default", grad_of(grads))
         return e.pointwise("aten.mul.Tensor", negative, quotient)
 
-    saves = [a, b] if e.needs_grad(b) else []
+    saves = [b, a] if e.needs_grad(b) else []
     e.record("RemainderBackward1", out, [a, b], [Formula((1,), by_other), Formula((0,), same)], saves)
     return out
 

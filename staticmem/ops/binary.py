@@ -158,7 +158,7 @@ def _record_pow_tensor(e: Eager, out: Tensor, self: Tensor, saved: Tensor, expon
         return e.pointwise("aten.where.self", condition, scaled, dtype=scaled.dtype)
 
     formulas = [Formula((1,), by_exponent), Formula((0,), by_self)]
-    e.record("PowBackward1", out, [self, exponent], formulas, [saved, exponent, out])
+    e.record("PowBackward1", out, [self, exponent], formulas, [exponent, saved, out])
 
 
 @rule("pow_")
@@ -217,7 +217,7 @@ def _atan2_gradients(self: Tensor, other: Tensor) -> Any:
 def atan2(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both; backward takes the reciprocal of the sum of squares, masked at zero, and two products a gradient."""
     out = e.pointwise("aten.atan2.default", self, other, dtype=_floating(self, other))
-    e.record("Atan2Backward0", out, [self, other], [Formula((0, 1), _atan2_gradients(self, other))], [self, other])
+    e.record("Atan2Backward0", out, [self, other], [Formula((0, 1), _atan2_gradients(self, other))], [other, self])
     return out
 
 
@@ -239,7 +239,7 @@ def hypot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
         return gradient
 
     formulas = [Formula((1,), by(other)), Formula((0,), by(self))]
-    saves = [self if e.needs_grad(self) else None, other if e.needs_grad(other) else None, out]
+    saves = [other if e.needs_grad(other) else None, self if e.needs_grad(self) else None, out]
     e.record("HypotBackward0", out, [self, other], formulas, saves)
     return out
 
@@ -262,7 +262,7 @@ def xlogy(e: Eager, self: Tensor, other: Tensor) -> Tensor:
         return e.pointwise("aten.masked_fill.Scalar", product)
 
     formulas = [Formula((1,), by_other), Formula((0,), by_self)]
-    e.record("XlogyBackward0", out, [self, other], formulas, [self, other])
+    e.record("XlogyBackward0", out, [self, other], formulas, [other, self])
     return out
 
 

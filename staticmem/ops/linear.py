@@ -32,18 +32,17 @@ def _check(a: Tensor, b: Tensor) -> None:
         raise ValueError(f"cannot multiply {list(a.shape)} by {list(b.shape)}")
 
 
-def _mm_gradient(e: Eager, grad: Tensor, like: Tensor) -> Tensor:
-    """The gradient of a factor: column-major where the factor is, as `t()` of a product."""
-    rows, columns = like.shape
-    if like.strides[0] == 1 and like.strides[1] == rows:
-        product = e.empty((columns, rows), grad.dtype, kernel="aten.mm.default")
-        return e.alias(product, (rows, columns), (1, rows))
-    return e.empty((rows, columns), grad.dtype, kernel="aten.mm.default")
-
-
 def _factor(like: Tensor) -> Any:
+    """The gradient of a factor: column-major where the factor was in the forward, as `t()` of a product."""
+    rows, columns = like.shape
+    column_major = like.strides[0] == 1 and like.strides[1] == rows
+
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return _mm_gradient(e, grad_of(grads), like)
+        dtype = grad_of(grads).dtype
+        if column_major:
+            product = e.empty((columns, rows), dtype, kernel="aten.mm.default")
+            return e.alias(product, (rows, columns), (1, rows))
+        return e.empty((rows, columns), dtype, kernel="aten.mm.default")
 
     return gradient
 
@@ -73,7 +72,7 @@ def mm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     _check(self, mat2)
     out = e.empty((self.shape[0], mat2.shape[1]), self.dtype, kernel="aten.mm.default")
-    saves = [self if e.needs_grad(mat2) else None, mat2 if e.needs_grad(self) else None]
+    saves = [mat2 if e.needs_grad(self) else None, self if e.needs_grad(mat2) else None]
     formulas = [Formula((1,), _factor(mat2)), Formula((0,), _factor(self))]
     e.record("MmBackward0", out, [self, mat2], formulas, saves)
     return out
@@ -142,7 +141,7 @@ def bmm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     _check(self, mat2)
     out = e.empty((self.shape[0], self.shape[1], mat2.shape[2]), self.dtype, kernel="aten.bmm.default")
-    saves = [self if e.needs_grad(mat2) else None, mat2 if e.needs_grad(self) else None]
+    saves = [mat2 if e.needs_grad(self) else None, self if e.needs_grad(mat2) else None]
     by_self, by_mat2 = (gradient_like(factor, "aten.bmm.default") for factor in (self, mat2))
     e.record("BmmBackward0", out, [self, mat2], [Formula((1,), by_mat2), Formula((0,), by_self)], saves)
     return out
@@ -202,7 +201,7 @@ def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
 def _dot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Each factor is saved only if the other one needs a gradient."""
     out = e.empty((), self.dtype, kernel="aten.dot.default")
-    saves = [self if e.needs_grad(other) else None, other if e.needs_grad(self) else None]
+    saves = [other if e.needs_grad(self) else None, self if e.needs_grad(other) else None]
     formulas = [Formula((0,), times(other)), Formula((1,), times(self))]
     e.record("DotBackward0", out, [self, other], formulas, saves)
     return out

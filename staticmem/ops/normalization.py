@@ -64,6 +64,8 @@ def _batch_norm(
     out = suggest_like(e, input, input.dtype, kernel)
     # In inference cuDNN's wrapper returns empty statistics, batch_norm_cuda ones of full size
     stats = [e.empty(channels if training or not cudnn else (0,), _stat_dtype(input)) for _ in range(2)]
+    # cuDNN's, which is empty where no activation is fused with it; hooks of saved tensors see it
+    reserve = [e.empty((0,), dtypes.uint8)] if cudnn else []
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         grad = grad_of(grads)
@@ -77,7 +79,7 @@ def _batch_norm(
         return by_input, by_weight, by_bias
 
     name = "CudnnBatchNormBackward0" if cudnn else "NativeBatchNormBackward0"
-    saves = [input, weight, *running, *stats]
+    saves = [input, *running, weight, *stats, *reserve]
     e.record(name, [out], [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
     return out, stats[0], stats[1]
 
@@ -318,7 +320,7 @@ def weight_norm(e: Eager, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
         e.kernel("aten._weight_norm_interface_backward.default")
         return e.empty_like(v), e.empty_like(g)
 
-    e.record("WeightNormInterfaceBackward0", out, [v, g], [Formula((0, 1), gradients)], [v, g, norms])
+    e.record("WeightNormInterfaceBackward0", out, [v, g], [Formula((0, 1), gradients)], [g, v, norms])
     return out
 
 

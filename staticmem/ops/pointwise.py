@@ -120,16 +120,17 @@ class Unary(NamedTuple):
     inplace_saves: str = ""  # where the in-place form differs
     also: str = ""  # other names that PyTorch dispatches to it, in-place ones end in `_`
     in_place: bool = True  # there is an in-place form
+    saved_first: bool = False  # the formula has the saved tensor before the gradient, whose layout then counts less
 
 
 def _formula(row: Unary, self: Tensor, result: Tensor) -> Formula:
     saved = self if row.saves == "self" else result
 
     def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)
-        out = grad
+        out = grad = grad_of(grads)
+        operands = (saved, grad) if row.saved_first else (grad, saved) if row.saves else (grad,)
         for name in row.kernels:
-            out = e.pointwise(f"aten.{name}", grad, *((saved,) if row.saves else ()))
+            out = e.pointwise(f"aten.{name}", *operands)
         return out
 
     return Formula((0,), compute)
@@ -153,7 +154,7 @@ def define_unary(row: Unary) -> None:
         original = clone_for_backward(e, self, self) if saved_in_place == "self" else None
         out = inplace(e, self, f"aten.{row.name}_.default")
         saves = {"self": original, "result": out, "": None}[saved_in_place]
-        e.record(row.node, out, [self], [_formula(row, self, out)], [saves])
+        e.record(row.node, out, [self], [_formula(row, original or self, out)], [saves])
         return out
 
     kernels = ", ".join(name.split(".")[0] for name in row.kernels)

@@ -175,7 +175,7 @@ def lstm_cell(
         return [gates, gates, by_cell, by_bias, by_bias]
 
     inputs = [igates, hgates, cell, b_ih, b_hh]
-    saves = [igates, hgates, cell, b_ih, b_hh, cy, workspace]
+    saves = [cell, b_hh, hgates, b_ih, igates, cy, workspace]
     e.record("ThnnFusedLstmCellBackward0", [hy, cy], inputs, [Formula((0, 1, 2, 3, 4), gradients)], saves)
     return hy, cy
 

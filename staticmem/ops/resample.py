@@ -66,7 +66,7 @@ def grid_sampler(e: Eager, input: Tensor, grid: Tensor, *_: Any) -> Tensor:
         by_input = e.empty(input.shape, input.dtype) if need[0] else None
         return by_input, e.empty(grid.shape, grid.dtype)
 
-    e.record("GridSampler2DBackward0", out, [input, grid], [Formula((0, 1), gradients)], [input, grid])
+    e.record("GridSampler2DBackward0", out, [input, grid], [Formula((0, 1), gradients)], [grid, input])
     return out
 
 

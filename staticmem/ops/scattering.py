@@ -201,7 +201,7 @@ def scatter_reduce(
     """
     out = e.empty_like(self, kernel="aten.scatter_reduce.two")
     formulas = [Formula((0, 1), _sum_gradients(src))]
-    e.record("ScatterReduceBackward0", out, [self, src], formulas, [self, index, src, out])
+    e.record("ScatterReduceBackward0", out, [self, src], formulas, [index, self, src, out])
     return out
 
 

@@ -145,7 +145,7 @@ def maximum(e: Eager, self: Tensor, other: Tensor) -> Tensor:
         e.pointwise("aten.lt.Tensor", self, other, dtype=dtypes.bool_)
         return result
 
-    e.record("MaximumBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    e.record("MaximumBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [other, self])
     return out
 
 
@@ -159,7 +159,7 @@ def fmax(e: Eager, self: Tensor, other: Tensor) -> Tensor:
         e.pointwise("aten.isnan.default", other, dtype=dtypes.bool_)
         return e.empty(mask.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
 
-    e.record("FmaxBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    e.record("FmaxBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [other, self])
     return out
 
 

@@ -28,6 +28,7 @@ from staticmem.scenario.step import (
     LEVER_OPTIONS,
     LOSSES,
     MAX_LABELS,
+    ON_GPU,
     OPTIMIZERS,
     STRATEGIES,
     WHOLE,
@@ -295,6 +296,14 @@ class Request(Levers):
         assert isinstance(self.compile, tuple)
         if self.compile and self.parallel is not None:
             self._check_compiled_rank()
+        divided = self.parallel not in (None, "ddp", "zero1", "zero2")
+        if divided and self.offload_activations != ON_GPU and mode == "train":
+            raise UsageError(
+                f"--offload-activations {self.offload_activations} and --parallel {self.parallel} cannot be combined",
+                "Autograd saves weights too, and what a strategy that divides them copies to the CPU is not covered.",
+                "Use --checkpoint, or --parallel ddp, zero1 or zero2.",
+                code="SM179",
+            )
         if self.target_length is not None and (loss != "ctc" or not 1 <= self.target_length <= MAX_LABELS):
             raise UsageError(
                 f"--target-length {self.target_length} does not apply",

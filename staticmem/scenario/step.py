@@ -45,6 +45,10 @@ STRATEGIES = tuple(TITLES)
 DDP_FIRST_BUCKET, DDP_BUCKET = 1 << 20, 25 << 20
 SQRT = "sqrt"
 FIRST, AFTER_FORWARD = "first", "after-forward"  # when zero_grad() of a step runs
+# where tensors that autograd saves are: on the GPU; on the CPU, by torch.autograd.graph.save_on_cpu (in pageable or in
+# pinned memory), or by torchtune's OffloadActivations (with or without streams)
+ON_GPU, PAGEABLE, PINNED, STREAMS, TORCHTUNE = "none", "save-on-cpu", "pinned", "torchtune", "torchtune-no-streams"
+OFFLOADS = (ON_GPU, PAGEABLE, PINNED, STREAMS, TORCHTUNE)
 HELD, DROPPED = "held", "dropped"  # what the training loop does with the model's outputs once it has the loss
 WHOLE = "all"  # for `compile`: the whole model
 DEFAULT_MODE = "default"  # of torch.compile
@@ -103,6 +107,12 @@ class Levers:
     centered: bool = option(False, LEVERS, "switch", "", "centered rmsprop", owners=("rmsprop",))
     offload_optimizer: bool = option(
         False, LEVERS, "switch", "", "optimizer state and its update are on the CPU"
+    )
+    offload_activations: str = option(
+        ON_GPU, LEVERS, "choice", "WORD", "what autograd saves in the forward of the model is on the CPU",
+        choices=OFFLOADS, example=PINNED,
+        details="`save-on-cpu` is `torch.autograd.graph.save_on_cpu()`, `pinned` the same with `pin_memory=True`, "
+        "`torchtune` its `OffloadActivations` ([levers](levers.md#saved-tensors-on-the-cpu))",
     )
     grad_scaler: bool = option(False, LEVERS, "switch", "", "torch.amp.GradScaler around loss and step")
     set_to_none: bool = option(
@@ -258,6 +268,13 @@ class Scenario(Levers):
                 "The loss would run inside of the compiled code, which is not covered.",
                 "Use --loss cross-entropy, which runs after it.",
                 code="SM282",
+            )
+        if self.offload_activations != ON_GPU and self.compile:
+            raise UsageError(
+                f"--offload-activations {self.offload_activations} and --compile cannot be combined",
+                "What compiled code saves under hooks of saved tensors is not covered.",
+                "Use --checkpoint, or --activation-memory-budget, which the compiler has itself.",
+                code="SM179",
             )
         self._check_optimizer()
         if self.lora is not None and self.lora.dora and self.compile:

@@ -18,7 +18,9 @@ from staticmem.scenario.step import (
     FIRST,
     FUSED,
     HELD,
+    ON_GPU,
     OPTIMIZERS,
+    PINNED,
     WHOLE,
 )
 from staticmem.studies import Request, Study
@@ -86,6 +88,7 @@ def candidates(study: Study) -> Iterator[Lever]:
         yield Lever("compiled code without CUDA graphs", {"compile_mode": DEFAULT_MODE}, SAME, note)
     if scenario.training:
         yield from checkpoint_levers(study)
+        yield from _offloading(study)
         yield from _accumulation(study)
         yield from _outputs(study)
         if scenario.zero_grad == AFTER_FORWARD and scenario.accumulate == 1:
@@ -124,6 +127,20 @@ def checkpoint_levers(study: Study) -> Iterator[Lever]:
             options = {"amp": "bf16", "checkpoint": (block.selector,)}
             yield Lever(f"autocast to bf16, and checkpoint every {_called(block.selector)}", options, NUMERICS)
     yield Lever("checkpoint_sequential in sqrt(n) segments", {"checkpoint_segments": "sqrt"}, SAME)
+
+
+def _offloading(study: Study) -> Iterator[Lever]:
+    """Alone, and of the inputs of checkpointed blocks."""
+    request = study.request
+    if request.offload_activations != ON_GPU or request.compile:
+        return
+    options: dict[str, Any] = {"offload_activations": PINNED}
+    note = "save_on_cpu(pin_memory=True): what is saved crosses the bus twice a step"
+    yield Lever("saved tensors on the CPU", options, SAME, note)
+    if not request.checkpoint and not request.checkpoint_segments:
+        for block in repeated_blocks(study.result.graph)[:1]:
+            does = f"checkpoint every {_called(block.selector)}, and saved tensors on the CPU"
+            yield Lever(does, {**options, "checkpoint": (block.selector,)}, SAME, note)
 
 
 def _called(selector: str) -> str:

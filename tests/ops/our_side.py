@@ -10,15 +10,18 @@ from observe import Case, Observation, View
 from staticmem.eager.autograd import Formula, Grads, run_backward
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Storage, Tensor
+from staticmem.engine.offloading import Offloading
 from staticmem.ir import dtypes
 from staticmem.ops import lookup
 from staticmem.ops.dispatch import call
+from staticmem.scenario.step import ON_GPU
 
 
 class Run:
-    def __init__(self, case: Case, pattern: Sequence[bool], above: int) -> None:
+    def __init__(self, case: Case, pattern: Sequence[bool], above: int, offload: str = ON_GPU) -> None:
         self.case, self.pattern, self.above = case, pattern, above
         self.e = Eager(training=True)
+        self.hooks = [Offloading(self.e, offload, ())] if offload != ON_GPU else []
         self.e.trace.begin("forward")
         self.labels: dict[int, str] = {}
         self.seen = Observation()
@@ -84,12 +87,14 @@ class Run:
         self.hidden: set[int] = set()
         e.autocast = dtypes.bfloat16 if case.autocast else None
         e.open_scope()
+        e.saved_hooks.extend(self.hooks)
         result = case.program(self.op, *inputs)
         outputs = [result] if isinstance(result, Tensor) else list(result or ())
         program = Owner("program", "")
         for out in outputs:
             e.hold(out, program)
         e.close_scope()
+        e.saved_hooks.clear()
         e.autocast = None
         e.release(e.autocast_owner)
         seen.forward = self.log(self.start, "new")
@@ -172,6 +177,7 @@ class _Labels:
         pass
 
 
-def run(case: Case, pattern: Sequence[bool], above: int = 0) -> Observation:
-    """The observation of a case in which the inputs of `pattern` need gradients, of buffers above so many bytes."""
-    return Run(case, pattern, above).run()
+def run(case: Case, pattern: Sequence[bool], above: int = 0, offload: str = ON_GPU) -> Observation:
+    """The observation of a case in which the inputs of `pattern` need gradients, of buffers above so many bytes.
+    `offload`: where saved tensors are."""
+    return Run(case, pattern, above, offload).run()

@@ -95,8 +95,8 @@ def test_which_batch_norm_is_cudnns(shape: tuple[int, ...], training: bool, kern
 
 
 def test_a_model_in_eval_that_was_exported_in_train() -> None:
-    assert batch_norm((2, 4, 5), True, False)[1] == [(2, 4, 5), (0,), (0,)]
-    assert batch_norm((2, 4, 5), True, True)[1] == [(2, 4, 5), (4,), (4,)]
+    assert batch_norm((2, 4, 5), True, False)[1] == [(2, 4, 5), (0,), (0,), (0,)]
+    assert batch_norm((2, 4, 5), True, True)[1] == [(2, 4, 5), (4,), (4,), (0,)]
 
 
 def test_batch_norm_copies_a_gradient_only_for_cudnn_in_training() -> None:

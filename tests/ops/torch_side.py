@@ -146,8 +146,9 @@ def _autocast(enabled: bool) -> Iterator[None]:
         torch.set_autocast_dtype("cuda", before)
 
 
-def run(case: Case, pattern: Sequence[bool]) -> Observation:
-    """The observation of a case in which the inputs of `pattern` need gradients."""
+def run(case: Case, pattern: Sequence[bool], hooks: Any = None) -> Observation:
+    """The observation of a case in which the inputs of `pattern` need gradients. `hooks`: a context of saved tensors;
+    which those are is then not observed, because to ask for them unpacks them."""
     seen = Observation()
     log = Live(case.device)
     with FakeTensorMode():
@@ -163,14 +164,15 @@ def run(case: Case, pattern: Sequence[bool]) -> Observation:
         storages = [t.untyped_storage() for t in flat]  # the caller keeps the inputs' memory, not their history
         flat.clear()
         with log:
-            with _autocast(case.autocast):
+            with _autocast(case.autocast), hooks or contextlib.nullcontext():
                 result = case.program(op, *inputs)
             outputs = [result] if isinstance(result, torch.Tensor) else list(result or ())
             del result
             inputs.clear()
             seen.outputs = [_view(log, t) for t in outputs]
             seen.forward = list(log.steps)
-            seen.saved = sorted(_saved(log, outputs, sources, case.device))
+            if hooks is None:
+                seen.saved = sorted(_saved(log, outputs, sources, case.device))
             starts = _roots(case, log, outputs)
             seen.grads = {f"in{k}": None for k, needs in enumerate(pattern) if needs}
             outputs.clear()
