@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from staticmem.report.formats import Format, csv_format
 from staticmem.report.layers import NAMES, Layer, LayerTable
-from staticmem.report.text import PLAIN, View, columns
+from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.units import format_count
 
 HEADS = "layer,input,output,parameters,activations,saved,MACs,read + write,at the peak,share".split(",")
@@ -24,10 +24,14 @@ def render(table: LayerTable, view: View = PLAIN) -> str:
     rows += [(), ("total", *_row(table, root, view)[1:])]
     lines = columns(rows, style, range(3, len(HEADS)), widest=_WIDEST, optional=_SPARE)
     lines[0], lines[-1] = style.paint(lines[0], "bold"), style.paint(lines[-1], "bold")
+    text = Text(view)
+    text.add(f"{table.model}: {title}", "bold")
+    text.lines += ["", *lines]
     if root.own.peak_bytes and layers:
         outside = view.size(root.own.peak_bytes)
-        lines += ["", f"{outside} at the peak belong to no layer: inputs, the loss, gradients on their way."]
-    return "\n".join([style.paint(style.plain(f"{table.model}: {title}"), "bold"), "", *lines]) + "\n"
+        text.lines.append("")
+        text.wrap(f"{outside} at the peak belong to no layer: inputs, the loss, gradients on their way.")
+    return text.end()
 
 
 def _row(table: LayerTable, layer: Layer, view: View) -> Sequence[str]:

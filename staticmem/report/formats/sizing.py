@@ -50,13 +50,13 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     text.add(f"  {sizing.parameters:,} parameters, {view.size(sizing.live_bytes)} of live tensors at the peak")
     text.lines += ["", *_table(sizing, view)]
     if not sizing.exact_batches and any(row.largest[1] for row in sizing.cards):
-        text.add("  + a larger one may be safe, by up to an eighth: --gpu NAME finds the largest")
+        text.wrap("a larger one may be safe, by up to an eighth: --gpu NAME finds the largest", "    ", "  + ")
     if checkpointing(sizing):
         text.add(f"  † with every {sizing.blocks} checkpointed")
     for title, why, names in refusals(sizing):
-        text.add(f"  - {title}: {why}: {names}")
+        text.wrap(f"{title}: {why}: {names}", "    ", "  - ")
     for why, names in obstacles(sizing):
-        text.add(f"  {CANNOT_RUN}, {why}: {names}")
+        text.wrap(f"{CANNOT_RUN}, {why}: {names}", "    ", "  ")
     if sizing.levers:
         text.heading(f"What would make it smaller ({levers_meter(sizing)})")
         rows = [(view.size(lever.saved_bytes), lever.what, lever.flags) for lever in sizing.levers]
@@ -65,10 +65,9 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
         if notes:
             text.heading(title)
             for note in notes:
-                text.add(f"  - {note.text} [{note.code}]")
-    text.heading(
-        f"Live memory is exact where the graph is known; the rest is a band (data of {sizing.data_checked}).", ""
-    )
+                text.wrap(f"{note.text} [{note.code}]", "    ", "  - ")
+    text.lines.append("")
+    text.wrap(f"Live memory is exact where the graph is known; the rest is a band (data of {sizing.data_checked}).")
     return text.end()
 
 
