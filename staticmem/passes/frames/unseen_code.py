@@ -26,6 +26,7 @@ from staticmem.passes.frames.line_texts import statements_of
 from staticmem.passes.frames.policy import Stack, common_depth
 from staticmem.passes.frames.source_lines import is_published
 
+_TORCH = re.compile(r"[/\\]torch[/\\]")
 _METHOD = re.compile(r"\bself\.(\w+)\(")
 Line = tuple[Stack, str, int]  # a running module call, and where it is
 
@@ -91,14 +92,19 @@ def values_on_crowded_lines(graph: Graph) -> set[str]:
 
 
 def values_without_lines(graph: Graph) -> set[str]:
-    """Names of what code reads or makes whose source was not there at the export (code of `exec`).
+    """Names of what the exported module reads or makes, where its source was not there at the export (code of `exec`).
 
-    Traces leave out its lines, and have those of the modules that it calls. Where no module lacks its line, ops without
-    any are those that an exporter added.
+    Traces leave out its lines, and begin with those of the layers of torch.nn that it calls.
     """
-    if not any(0 < len(op.stack) < len(op.modules) for op in graph.ops):
+    if not any(map(_begins_with_a_layer, graph.ops)):
         return set()
     return {name for op in graph.ops if len(op.stack) < len(op.modules) for name in (*op.refs(), *op.outputs)}
+
+
+def _begins_with_a_layer(op: Op) -> bool:
+    if not 0 < len(op.stack) < len(op.modules):
+        return False
+    return _TORCH.search(op.stack[0].file) is not None and not op.modules[0].cls.startswith("torch.nn.")
 
 
 def lines_of_methods(graph: Graph) -> set[Line]:
@@ -148,7 +154,6 @@ def _place(op: Op, level: int) -> Line:
 # -- custom functions --------------------------------------------------------------------------------------------
 
 _APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
-_TORCH = re.compile(r"[/\\]torch[/\\]")
 _FORWARD_CALLED = re.compile(r"\bsuper\b|\.forward\(")
 
 
