@@ -137,6 +137,7 @@ class Asked:
     logits: tuple[int, ...] | None = None
     lora: AskedLora | None = None
     quantize: Quantized | None = None
+    inplace_abn: bool = False
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -397,6 +398,12 @@ STEP = (
         "batch_norms:train_batch_norm", "aten::batch_norm", "training",
     ),
     Pass(
+        "batch norms in place",
+        "nothing that the file lost: batch norms with their activation as InPlaceABN, which overwrites its input",
+        "mapillary/inplace_abn, inplace_abn/functions.py",
+        "inplace_abn:replace_norms", option="inplace_abn",
+    ),
+    Pass(
         "custom functions",
         "nothing: it names custom autograd functions, of whose backward the file says nothing",
         "torch/autograd/function.py, Function.apply",
@@ -457,6 +464,7 @@ STEP = (
 
 
 _ON_RECORDINGS = (
+    "batch norms in place",
     "trained parameters",
     "frozen parameters",
     "quantised weights",
@@ -560,7 +568,7 @@ def for_step(
         lora = AskedLora(scenario.lora, scenario.amp, scenario.dtype, training)
     asked = Asked(
         training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, logits, lora,
-        scenario.quantize,
+        scenario.quantize, scenario.inplace_abn,
     )  # fmt: skip
     return run(passes, graph, asked)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from staticmem.errors import UsageError
+from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import Lora, Quantized
@@ -113,6 +114,10 @@ class Levers:
         choices=OFFLOADS, example=PINNED,
         details="`save-on-cpu` is `torch.autograd.graph.save_on_cpu()`, `pinned` the same with `pin_memory=True`, "
         "`torchtune` its `OffloadActivations` ([levers](levers.md#saved-tensors-on-the-cpu))",
+    )
+    inplace_abn: bool = option(
+        False, LEVERS, "switch", "", "batch norms with their ReLU as InPlaceABN, which saves the result alone",
+        details="mapillary's package. ReLU becomes leaky ReLU ([levers](levers.md#batch-norms-in-place))",
     )
     grad_scaler: bool = option(False, LEVERS, "switch", "", "torch.amp.GradScaler around loss and step")
     set_to_none: bool = option(
@@ -275,6 +280,20 @@ class Scenario(Levers):
                 "What compiled code saves under hooks of saved tensors is not covered.",
                 "Use --checkpoint, or --activation-memory-budget, which the compiler has itself.",
                 code="SM179",
+            )
+        if self.inplace_abn and self.compile:
+            raise UsageError(
+                "--inplace-abn and --compile cannot be combined",
+                "Dynamo breaks its graph at the op of an extension, which is not covered.",
+                "Leave one of them out.",
+                code="SM138",
+            )
+        if self.inplace_abn and dtypes.bfloat16 in (self.dtype, self.amp):
+            raise UsageError(
+                "--inplace-abn has no kernels for bfloat16",
+                "src/inplace_abn_cuda.cu knows float32, float64 and float16.",
+                "Use --amp fp16, or float32.",
+                code="SM138",
             )
         self._check_optimizer()
         if self.lora is not None and self.lora.dora and self.compile:

@@ -89,6 +89,7 @@ def candidates(study: Study) -> Iterator[Lever]:
     if scenario.training:
         yield from checkpoint_levers(study)
         yield from _offloading(study)
+        yield from _in_place_norms(study)
         yield from _accumulation(study)
         yield from _outputs(study)
         if scenario.zero_grad == AFTER_FORWARD and scenario.accumulate == 1:
@@ -127,6 +128,13 @@ def checkpoint_levers(study: Study) -> Iterator[Lever]:
             options = {"amp": "bf16", "checkpoint": (block.selector,)}
             yield Lever(f"autocast to bf16, and checkpoint every {_called(block.selector)}", options, NUMERICS)
     yield Lever("checkpoint_sequential in sqrt(n) segments", {"checkpoint_segments": "sqrt"}, SAME)
+
+
+def _in_place_norms(study: Study) -> Iterator[Lever]:
+    """A graph without a batch norm behind which an activation follows refuses it."""
+    if not study.request.inplace_abn and "aten::batch_norm" in study.result.graph.bases:
+        note = "InPlaceABN of mapillary; ReLU becomes leaky ReLU"
+        yield Lever("batch norms with their ReLU in place", {"inplace_abn": True}, TRAINING, note)
 
 
 def _offloading(study: Study) -> Iterator[Lever]:

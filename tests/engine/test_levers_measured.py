@@ -27,7 +27,7 @@ MEASURED: dict[str, list[dict[str, Any]]] = json.loads((TESTS / "data" / "measur
 CASES = MEASURED["cases"]
 FIELDS = {f.name for f in fields(Scenario)}
 TOLERANCE = {"t5-small": 0.001}  # what its code decides by dtypes and by its cache is not in an export
-LEVERS = ("checkpoint", "checkpoint_segments", "accumulate", "freeze", "offload_activations")
+LEVERS = ("checkpoint", "checkpoint_segments", "accumulate", "freeze", "offload_activations", "inplace_abn")
 
 
 @cache

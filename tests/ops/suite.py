@@ -60,6 +60,7 @@ UNCOVERED: dict[str, str] = {
     "onnx::DynamicQuantizeLSTM": "an ONNX operator: tests/frontends/test_onnx_contrib_sizes.py",
     "bitsandbytes::linear_4bit": "an op of bitsandbytes: tests/passes/test_quantized_weights.py",
     "bitsandbytes::linear_8bit": "an op of bitsandbytes: tests/passes/test_quantized_weights.py",
+    "inplace_abn::inplace_abn_": "an op of an extension: tests/passes/test_inplace_abn.py",
     "torchao::linear_int8": "a layer of torchao: tests/passes/test_weight_only.py",
     "torchao::linear_int4": "a layer of torchao: tests/passes/test_weight_only.py",
     "staticmem::cpu_tensor": "no op of PyTorch: tests/recording/test_recorded_code.py",
