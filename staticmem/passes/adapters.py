@@ -27,6 +27,7 @@ from staticmem.passes.layers import (
     LINEAR,
     QUANTIZED_4,
     QUANTIZED_8,
+    WRITTEN_OUT,
     Layer,
     layers_of,
     output_head,
@@ -200,12 +201,14 @@ class _Adapters:
         for index in range(layer.start, layer.end):
             stretches[index] = [_renamed(op, layer.output, result, base) for op in stretches[index]]
         within = [name for op in stretches[layer.start : layer.end] for name in op[-1].outputs]
+        last, written_out = stretches[layer.end - 1][-1], stretches[layer.product][-1].base in WRITTEN_OUT
         if layer.kind == EMBEDDING:
             stretches[layer.end - 1] += self._beside_embedding(layer, stretches[layer.product][-1], around, result)
         else:
             stretches[layer.end - 1] += self._beside_linear(layer, stretches[layer.product][-1], around, result)
-        total = next(op for op in reversed(stretches[layer.end - 1]) if op.base == "aten::add")
-        self.ends.update((name, total.name) for name in within if name != result)
+        if not written_out:  # else a product without its bias ends with the layer
+            last = next(op for op in reversed(stretches[layer.end - 1]) if op.base == "aten::add")
+        self.ends.update((name, last.name) for name in within if name != result)
 
     def _beside_linear(self, layer: Layer, product: Op, around: tuple[Frame, ...], result: str) -> list[Op]:
         features = layer.features

@@ -21,7 +21,7 @@ from staticmem.passes.inserted import with_ops
 RELU = ("aten::relu", "aten::relu_")
 ACTIVATIONS = (*RELU, "aten::leaky_relu", "aten::leaky_relu_", "aten::elu", "aten::elu_")
 # ops that do not save their result and whose result is no view; beside convolutions
-_PRODUCERS = ("aten::linear", "aten::addmm", "aten::cat", "aten::add", "aten::add_", "aten::sub")
+_PRODUCERS = ("aten::linear", "aten::addmm", "aten::cat", "aten::add", "aten::sub")
 
 
 def replace_norms(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:

@@ -1,15 +1,17 @@
 """Linear layers and embeddings of a graph: calls of modules whose own ops are one product, or one lookup.
 
 What a library does to "all linear layers" it does to modules; a graph has their calls. `aten::linear` is that of
-nn.Linear, `aten::addmm` between two views that of transformers' Conv1D, whose weight is transposed (GPT-2).
+nn.Linear, `aten::addmm` between two views that of transformers' Conv1D, whose weight is transposed (GPT-2). Falcon's
+FalconLinear is an nn.Linear that writes its product out: `input @ self.weight.T`, and a sum with the bias.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from staticmem.errors import UsageError
-from staticmem.ir.graph import Graph, Op, Parameter, Ref
+from staticmem.ir.graph import REQUIRES_GRAD, Graph, Op, Parameter, Ref
 from staticmem.ir.record import record
 from staticmem.passes.module_spans import calls_of
 
@@ -22,6 +24,8 @@ _PRODUCTS = {  # op -> weight, bias
     QUANTIZED_4: (1, 2),
     QUANTIZED_8: (1, 2),
 }
+WRITTEN_OUT = ("aten::matmul", "aten::mm")  # products with what `_TRANSPOSED` makes of a weight
+_TRANSPOSED = ("aten::numpy_T", "aten::t")
 _VIEWS = frozenset(
     f"aten::{name}" for name in ("view", "reshape", "_unsafe_view", "sym_size", "_assert_tensor_metadata")
 )
@@ -63,12 +67,39 @@ def _layers(graph: Graph, parameters: Mapping[str, Parameter]) -> Iterator[Layer
         if call.end - call.start > 8 or not call.path:
             continue
         own = range(call.start, call.end)
+        written_out = _written_out(ops[call.start : call.end], parameters)
+        if written_out is not None:
+            yield replace(written_out, start=call.start, end=call.end, product=call.start + written_out.product)
+            continue
         products = [index for index in own if ops[index].base in _PRODUCTS]
         if len(products) != 1:
             continue
         rest = [ops[index] for index in own if index != products[0]]
         if all(op.base in _VIEWS and (not op.modules or op.modules[-1].path == call.path) for op in rest):
             yield _layer(ops, call.start, call.end, products[0], parameters)
+
+
+def _written_out(ops: Sequence[Op], parameters: Mapping[str, Parameter]) -> Layer | None:
+    """The layer that is `input @ weight.T`, or the sum of that and a bias; its product is counted from the first op."""
+    calls = [op for op in ops if op.target != REQUIRES_GRAD]  # recordings of inference say it of the view
+    if not 2 <= len(calls) <= 3 or calls[0].base not in _TRANSPOSED or calls[1].base not in WRITTEN_OUT:
+        return None
+    turned, product, *rest = calls
+    frame = product.modules[-1:]
+    if not frame or not frame[0].cls.endswith("Linear"):  # libraries look for nn.Linear and what derives from it
+        return None
+    weight = _parameter(turned, 0, parameters)
+    read = [arg.name if isinstance(arg, Ref) else "" for arg in product.args]
+    if weight is None or len(weight.value.shape or ()) != 2 or read[1:] != list(turned.outputs):
+        return None
+    bias = None
+    for addition in rest:
+        bias = _parameter(addition, 1, parameters)
+        if addition.base != "aten::add" or bias is None or addition.args[0] != Ref(product.outputs[0]):
+            return None
+    (rows, columns), at = weight.value.shape or (0, 0), ops.index(product)
+    result, path, cls = calls[-1].outputs[0], frame[0].path, frame[0].cls
+    return Layer(path, cls, LINEAR, 0, len(ops), at, read[0], result, weight, bias, (columns, rows))
 
 
 def _layer(ops: Sequence[Op], start: int, end: int, index: int, parameters: Mapping[str, Parameter]) -> Layer | None:

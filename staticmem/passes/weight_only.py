@@ -20,7 +20,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Note, Op, Parameter, Ref, Value
 from staticmem.ops.torchao import COLUMNS_OF_TILES, GROUP, INNER_TILES, ROWS_OF_TILES, padded
 from staticmem.passes.inserted import names_of, unused_name, with_ops
-from staticmem.passes.layers import LINEAR, Layer, layers_of
+from staticmem.passes.layers import LINEAR, WRITTEN_OUT, Layer, layers_of
 from staticmem.scenario.adapters import Quantized
 
 _NOT_REPLACED = "NonDynamicallyQuantizableLinear"  # of nn.MultiheadAttention: `_is_linear`
@@ -33,6 +33,14 @@ def pack(graph: Graph, chosen: Quantized) -> tuple[Graph, Sequence[Note]]:
         UsageError: no layer could have one, or int4 weights of another type than bf16.
     """
     linear = [x for x in layers_of(graph) if x.kind == LINEAR and not x.cls.endswith(_NOT_REPLACED)]
+    other = next((x for x in linear if graph.ops[x.product].base in WRITTEN_OUT), None)
+    if other is not None:
+        raise UsageError(
+            f"--quantize {chosen.name} packs the weight of '{other.path}', which multiplies by its transpose itself",
+            f"{other.cls.rpartition('.')[2]} calls no linear(); its product with a packed weight is not covered.",
+            "Leave --quantize out; with --lora, nf4, fp4 and int8 replace the layer.",
+            code="SM188",
+        )
     layers = [x for x in linear if chosen.bits == 8 or x.features[0] % GROUP == 0]  # "Skipping quantizing weight"
     if not layers:
         raise UsageError(

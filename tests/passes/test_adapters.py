@@ -171,6 +171,66 @@ def test_steps_are_those_of_modules_that_run_the_same(setting: str, dropout: flo
     assert here == live(program(targets, 8, 16, dropout), **SETTINGS[setting])
 
 
+def written_out(model: Any) -> Any:
+    """The model with the linear layers of Falcon (transformers/models/falcon/modeling_falcon.py, `FalconLinear`) in
+    its blocks."""
+
+    class FalconLinear(torch.nn.Linear):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            hidden_states = x @ self.weight.T
+            if self.bias is None:
+                return hidden_states
+            return hidden_states + self.bias
+
+    for module in model.blocks.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = FalconLinear
+    return model
+
+
+@cache
+def recorded_falcon(targets: tuple[str, ...], dropout: float) -> Any:
+    with torch.device("meta"):
+        model = written_out(decoder()).train()
+        model = with_adapters(model, targets, 8, 16, dropout) if targets else model
+        return recorded(model, torch.zeros(4, 16, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(("dropout", "targets"), [(0.1, ("q_proj", "v_proj")), (0.0, ("up", "down"))])
+def test_products_that_are_written_out_are_linear_layers(
+    setting: str, dropout: float, targets: tuple[str, ...]
+) -> None:
+    asked = {"r": 8, "alpha": 16, "dropout": dropout, "targets": targets}
+    options: dict[str, Any] = {"batch": 4, "dims": {"axis1": 16}, **SETTINGS[setting]}
+    expected = Study(recorded_falcon(targets, dropout), Request(**options)).report.peak
+    here = Study(recorded_falcon((), 0.0), Request(lora=lora_text(asked), **options)).report.peak
+    assert (here.live_bytes, here.phase) == (expected.live_bytes, expected.phase)
+
+
+def test_products_that_are_written_out_are_not_packed_by_torchao() -> None:
+    request = Request(batch=4, dims={"axis1": 16}, mode="infer", quantize="int8wo")
+    with pytest.raises(UsageError, match="multiplies by its transpose itself") as error:
+        _ = Study(recorded_falcon((), 0.0), request).report
+    assert error.value.code == "SM188"
+
+
+def test_a_module_of_another_kind_with_such_a_product_is_no_layer() -> None:
+    class Scores(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(WORDS, WIDTH))
+
+        def forward(self, x: Any) -> Any:
+            return x @ self.weight.T
+
+    with torch.device("meta"):
+        exported = torch.export.export(torch.nn.Sequential(Scores()), (torch.zeros(4, WIDTH),), strict=False)
+    with pytest.raises(UsageError) as error:
+        live(exported, optimizer="sgd", lora="r=4,targets=all-linear")
+    assert error.value.code == "SM187"
+
+
 @cache
 def recorded_dora(targets: tuple[str, ...], dropout: float) -> Any:
     with torch.device("meta"):
