@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from staticmem.ir.model_file import Binding, ModelFile
 
 MODELS = 4  # files that are kept
-GRAPHS = 2  # bindings that are kept of each: of one scenario, and of the one that it is compared with
+GRAPHS = 4  # bindings that are kept of each: a sweep runs three batches of each optimizer in turn, and batch 1
 LARGEST = 2 << 20  # bytes of a graph without weights; JSON of that size takes some 20 MiB when it is read
 MOST_OPS = 5_000  # of a model and of a graph that are kept; a bound graph takes some 2 KiB for each
 

@@ -20,6 +20,10 @@ import staticmem
 from staticmem.config.config import Config, of_node
 from staticmem.documents import parse_yaml
 from staticmem.errors import StaticmemError, UsageError
+from staticmem.frontends import recent
+from staticmem.ir.graph import Graph
+from staticmem.ir.model_file import Binding, ModelFile
+from staticmem.passes import pipeline
 from staticmem.report.formats import Formats
 from staticmem.report.json import dumps
 from staticmem.report.schema import schema
@@ -128,6 +132,25 @@ def test_rows_on_cards_are_those_of_analyze() -> None:
             )  # fmt: skip
             assert report.gpu is not None
             assert (card.fit, card.headroom_bytes) == (report.gpu.fit, report.gpu.headroom_bytes)
+
+
+def test_a_batch_of_all_optimizers_is_bound_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    recent.models.clear()
+    sizes: list[int] = []
+    bound = pipeline._bound
+
+    def counted(model: ModelFile, binding: Binding) -> Graph:
+        sizes.append(next(iter(binding.shapes.values()))[0])
+        return bound(model, binding)
+
+    monkeypatch.setattr(pipeline, "_bound", counted)
+    what_if: dict[str, list[Any]] = {"batch": list(range(1, 10)), "optimizer": ["sgd", "adam", "rmsprop"]}
+    sweep = staticmem.sweep(SEED, what_if, gpus="l4")
+    assert sizes, "the sweep bound nothing"
+    assert len(sizes) == len(set(sizes)) < 9  # batches on a line are not bound at all
+    row = sweep.rows[-1]
+    report = staticmem.analyze(SEED, batch=9, optimizer="rmsprop", gpu="l4")
+    assert row.cards[0].device_bytes == report.peak.device_bytes
 
 
 def test_a_card_that_cannot_run_a_configuration_does_not_fit() -> None:
