@@ -108,6 +108,8 @@ def parse_yaml(text: str, file: str) -> Node:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file
+        if "nesting depth" in (error.problem or ""):  # PyYAML 6.0.4 looks at most 1,000 levels ahead
+            raise malformed(f"{where}: nested too deeply", TOO_DEEP) from error
         why = f"{(error.problem or error.context or 'It cannot be parsed').capitalize()}."
         raise malformed(f"{where}: not YAML", why, "Check indentation, colons and quotes there.") from error
     except (yaml.YAMLError, ValueError) as error:
