@@ -174,6 +174,77 @@ class Sign(nn.Module):  # type: ignore[misc]
         return SignFunction.apply(x)
 
 
+def attention(query: Any, key: Any, value: Any, dropout: nn.Module) -> tuple[Any, Any]:
+    scores = torch.matmul(query, key.transpose(-2, -1)) / query.size(-1) ** 0.5
+    weights = dropout(scores.softmax(dim=-1))
+    return torch.matmul(weights, value), weights
+
+
+class Attends(nn.Module):  # type: ignore[misc]
+    """Attention as tutorials write it, which keeps its weights for plots."""
+
+    def __init__(self, width: int = 64, heads: int = 4) -> None:
+        super().__init__()
+        self.heads, self.weights = heads, None
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.dropout = nn.Dropout(0.1)
+
+    def split(self, x: Any) -> Any:
+        return x.view(x.size(0), x.size(1), self.heads, -1).transpose(1, 2)
+
+    def forward(self, x: Any) -> Any:
+        query, key, value = (self.split(layer(x)) for layer in (self.query, self.key, self.value))
+        y, self.weights = attention(query, key, value, self.dropout)
+        return self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+class AttendsInLines(Attends):
+    def forward(self, x: Any) -> Any:
+        query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
+        scores = torch.matmul(query, key.transpose(-2, -1)) / query.size(-1) ** 0.5
+        self.weights = self.dropout(scores.softmax(dim=-1))
+        y = torch.matmul(self.weights, value)
+        return self.out(y.transpose(1, 2).reshape(x.shape))
+
+
+class Tokens(nn.Module):  # type: ignore[misc]
+    def __init__(self, make: Callable[[], nn.Module], depth: int = 3, width: int = 64) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(make() for _ in range(depth))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Any) -> Any:
+        for layer, norm in zip(self.layers, self.norms):  # noqa: B905
+            x = x + layer(norm(x))
+        return self.head(x.mean(1))
+
+
+class Coder(nn.Module):  # type: ignore[misc]
+    """Methods that no trace shows, each called in a line of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.narrow = nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.Conv2d(16, 4, 1)
+        self.wide, self.up = nn.Conv2d(4, 16, 1), nn.ConvTranspose2d(16, 3, 4, stride=2, padding=1)
+
+    def encode(self, x: Any) -> Any:
+        x = F.relu(self.down(x))
+        return F.relu(self.narrow(x))
+
+    def decode(self, z: Any) -> Any:
+        z = F.relu(self.wide(z))
+        return torch.sigmoid(self.up(z))
+
+    def forward(self, x: Any) -> Any:
+        z = self.encode(x)
+        return self.decode(z)
+
+
+def tokens(batch: int) -> tuple[Any, ...]:
+    return (torch.randn(batch, 96, 64),)
+
+
 def signal(batch: int) -> tuple[Any, ...]:
     return (torch.randn(batch, 3, 200),)
 
@@ -194,6 +265,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]
     "swish": (lambda: Stack(lambda channels: Activated(channels, Swish())), image),
     "efficient_swish": (lambda: Stack(lambda channels: Activated(channels, EfficientSwish())), image),
     "sign": (lambda: Stack(lambda channels: Activated(channels, Sign())), image),
+    "attends": (lambda: Tokens(Attends), tokens),
+    "attends_in_lines": (lambda: Tokens(AttendsInLines), tokens),
+    "coder": (Coder, image),
     "checkpoints_off": (lambda: Switched(False), image),
     "checkpoints_reentrant": (lambda: Switched(True, reentrant=True), image),
 }

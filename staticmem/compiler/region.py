@@ -20,6 +20,7 @@ from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels, Plan
 from staticmem.compiler.recomputed import recomputed_bytes
 from staticmem.eager.strides import Form
 from staticmem.ir.graph import Graph
+from staticmem.passes.frames.releases import lasting_values
 from staticmem.scenario.step import AUTOTUNED, Scenario
 
 
@@ -163,7 +164,7 @@ def padded_products(*graphs: NodeGraph, autotuned: bool = False) -> tuple[tuple[
 
 def returned(graph: Graph, start: int, end: int) -> tuple[str, ...]:
     """Names of the values that the ops [start, end) give and later ops, the caller or a module keep, in order."""
-    read = {*graph.outputs, *(graph.recorded.lasting if graph.recorded is not None else ())}
+    read = {*graph.outputs, *lasting_values(graph)}
     for op in graph.ops[end:]:
         read.update(graph.reads(op))
     names = (name for op in graph.ops[start:end] for name in op.outputs if name in read)

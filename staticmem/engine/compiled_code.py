@@ -23,6 +23,7 @@ from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.ir.graph import FUNCTION, NO_KWARGS, Graph, Op, Ref
 from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.passes.frames.policy import common_depth
+from staticmem.passes.frames.releases import lasting_values
 
 NODE = "CompiledFunctionBackward"
 TRITON = "triton: "  # how kernels of Inductor's own begin, before the ops in them
@@ -56,7 +57,7 @@ class CompiledStretch:
         # values of the graph that it was cut from, which Dynamo's code drops with their last call
         self.dropped: frozenset[str] = frozenset()
         if begin is not None and begin < self.start:
-            kept = {*graph.outputs, *(graph.recorded.lasting if graph.recorded is not None else ())}
+            kept = {*graph.outputs, *lasting_values(graph)}
             computed = {name for op in graph.ops[begin : self.start] for name in op.outputs}
             self.dropped = frozenset(n for n in computed - kept if self.start <= graph.last_read.get(n, -1) < self.end)
         reads = tuple([Ref(name) for name in call.inputs])
@@ -93,6 +94,9 @@ class CompiledStretch:
             held = owners.pop(name, None)
             if held is not None:
                 e.end(*held)
+        for index in sorted(interpreter.assigned_after):
+            if self.start <= index < self.end:
+                interpreter.assign(interpreter.assigned_after[index])
         for names in interpreter.released_after[self.start : self.end]:
             for name in (names,) if type(names) is str else names or ():
                 held = owners.pop(name, None)

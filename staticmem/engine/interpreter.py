@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from staticmem.eager.context import Eager
@@ -77,6 +77,7 @@ class Interpreter:
         self.autocast = e.autocast  # that of the step, where an op may run without
         self.model = Owner("model", "")  # has the parameters and buffers
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
+        self.assigned_after: dict[int, list[str]] = {}  # names of such results, by the op that ends their statement
         self.keeps_values = True  # `env` has them after their last use
         self.made_leaves = Owner("autograd", "leaves")  # tensors that a hook of a module made require a gradient
         self.index = 0
@@ -101,6 +102,21 @@ class Interpreter:
         if lasting:
             self.lasting.add(name)
 
+    def keep_after(self, name: str, index: int) -> Owner:
+        """Who has a result as an attribute of a module from the end of op `index` on, and until then what the call
+        before assigned."""
+        owner = self.attributes[name] = Owner("module", name)
+        self.assigned_after.setdefault(index, []).append(name)
+        return owner
+
+    def assign(self, names: Iterable[str]) -> None:
+        """Gives results to the modules that keep them, which let go of what they had."""
+        for name in names:
+            tensor = self.env.get(name)
+            if isinstance(tensor, Tensor):
+                self.e.release(self.attributes[name])
+                self.e.hold(tensor, self.attributes[name])
+
     def keep(self, name: str, tensor: Tensor) -> None:
         """A tensor that the module has from the call before, until the code lets go of it."""
         self.env[name] = tensor
@@ -116,7 +132,9 @@ class Interpreter:
     def kept_now(self) -> list[tuple[str, Tensor]]:
         """Names of what the module has from the call before, and the tensors that take their places in the next."""
         recorded = self.recorded
-        if recorded is None or len(recorded.kept) != len(recorded.lasting):
+        if recorded is None:
+            return [(name, owner.held[0][0]) for name, owner in self.attributes.items() if owner.held]
+        if len(recorded.kept) != len(recorded.lasting):
             return []
         pairs = zip(recorded.kept, recorded.lasting, strict=True)
         return [
@@ -127,6 +145,8 @@ class Interpreter:
 
     def call_again(self) -> None:
         """What the module kept from the forward that has run is what it has from the call before, in the next one."""
+        if self.recorded is None:  # attributes are assigned again by name
+            return
         before = self.kept_now()
         lasting = {id(owner.held[0][0]): owner for owner in self.attributes.values() if owner.held}
         for name, tensor in before:
@@ -195,7 +215,7 @@ class Interpreter:
     def _run_stretch(self, start: int, end: int) -> None:
         """Runs the ops of [start, end), in all of which autocast is the same."""
         e, checkpoints = self.e, self.checkpoints
-        released_after = self.released_after
+        released_after, assigned = self.released_after, self.assigned_after
         grad_enabled = e.grad_enabled
         ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
         keeps, frames, frame_of = self.keeps_values or checkpoints is not None, self.frames, self.held_by_frames
@@ -218,6 +238,8 @@ class Interpreter:
                 self._run_alone(op)
             else:
                 self._run(op, signature)
+            if assigned and index in assigned:
+                self.assign(assigned[index])
             names = released_after[index]
             if names is not None:
                 for name in (names,) if type(names) is str else names:
@@ -484,7 +506,7 @@ class Interpreter:
         if name in self.owners:
             self._forget(name)  # assigned again: the old value is released
         self.owners[name] = (tensor, hold)
-        if self.attributes and name in self.attributes:
+        if self.recorded is not None and name in self.attributes:
             self.e.release(self.attributes[name])
             self.e.hold(tensor, self.attributes[name])
         names, id = self.e.trace.buffers.names, tensor.storage.id

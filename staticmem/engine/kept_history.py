@@ -23,6 +23,7 @@ class KeptHistories:
     def __init__(self, e: Eager) -> None:
         self.e = e
         self.places: dict[str, tuple[int, int]] = {}  # of an attribute: its buffer, and the one for its history
+        self.unsized: set[int] = set()  # buffers of attributes that are as large as what the step assigns
 
     def add(self, name: str, tensor: Tensor) -> None:
         """An attribute of the step before, which nobody holds yet."""
@@ -31,6 +32,15 @@ class KeptHistories:
         self.e.categorise(place, "activation", what)
         self.e.give_history(tensor, what, place)
         self.places[name] = tensor.storage.id, place.storage.id
+
+    def add_unsized(self, name: str, path: str) -> Tensor:
+        """An attribute of the step before, of which no file says the size: that of this step's."""
+        what = f"{path} of the previous step"
+        tensor = self.e.empty((0,), dtypes.uint8, kernel="model")
+        self.e.categorise(tensor, "activation", what)
+        self.add(name, tensor)
+        self.unsized.add(tensor.storage.id)
+        return tensor
 
     def fill(self, attributes: Iterable[tuple[str, Tensor]], outputs: Sequence[Tensor]) -> set[int]:
         """Backward is over. `attributes` are the name of each from the step before and the tensor that it is now;
@@ -47,6 +57,8 @@ class KeptHistories:
         # a buffer may be an attribute and in the histories of others: it is counted where it lives longest
         for _, before, tensor, is_value in sorted(ends, key=lambda row: (row[0], not row[3])):
             if is_value:
+                if before in self.unsized and tensor.storage.id not in taken and _is_of_step(trace, tensor.storage.id):
+                    fill_place(trace, before, [tensor.storage.id])
                 if tensor.storage.id in left:
                     buffers.nbytes[before] = 0
                 taken.add(tensor.storage.id)

@@ -243,12 +243,10 @@ class _Step:
             define(value.name, self._place(value, "buffer", value.name), lasting=True)
         for value in graph.inputs:
             define(value.name, self._place(value, "input", value.name))
-        for name, p in self.releases.attributes.items():  # of the step before, until this one assigns them
-            kept = self.interpreter.attributes[name] = Owner("module", name)
+        for name, attribute in self.releases.attributes.items():  # of the step before, until this one assigns them
+            owner = self.interpreter.keep_after(name, attribute.after)
             if self.scenario.training:
-                old = self.e.empty(p.value.shape or (), self._dtype(p.value.dtype), kernel="model")
-                self.e.categorise(old, "activation", f"{p.fqn.rpartition('_')[0]} of the previous step")
-                self.e.hold(old, kept)
+                self.e.hold(self.histories.add_unsized(name, attribute.path), owner)
         if graph.recorded is not None:
             # what a checkpoint's recomputation assigns to a module takes the place of what the forward assigned
             self.interpreter.attributes |= {name: Owner("module", name) for name in graph.recorded.lasting}

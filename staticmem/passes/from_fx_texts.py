@@ -186,6 +186,7 @@ class _Builder:
         last = nodes[-1]
         stack = source_lines(last.stack)
         op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), last.op, stack)
+        op = fx_values.permuted_at_once(op, nodes)
         if self.numbers:
             op = fx_values.with_numbers(op, self.numbers)
         if self.net.rebound:

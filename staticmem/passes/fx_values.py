@@ -128,6 +128,35 @@ def joins_axes(args: Sequence[Arg], node: Node, net: Net) -> bool:
     return given is not None and result is not None and abs(len(result) - len(given)) > 1
 
 
+_PERMUTES = ("aten::transpose", "aten::permute", "aten::t")
+
+
+def permuted_at_once(op: Op, nodes: Sequence[Node]) -> Op:
+    """Transposes one after the other, of which an optimiser made one node: its text is that of the last.
+
+    Source: onnxscript/rewriter/rules/common/_basic_rules.py, `TransposeTranspose`.
+    """
+    if op.base not in _PERMUTES or len(nodes) != 1 or nodes[0].op != "Transpose" or not op.args:
+        return op
+    axes, rest = nodes[0].attrs.get("perm"), op.args[1:]
+    if not isinstance(axes, (list, tuple)) or not axes:
+        return op
+    own = [*range(len(axes))]
+    if op.base == "aten::permute":
+        dims = rest[0] if rest and isinstance(rest[0], tuple) else ()
+        own = [dim % len(axes) for dim in dims if isinstance(dim, int)]
+    else:
+        i, j = rest if len(rest) == 2 else (0, -1)
+        if (
+            isinstance(i, int)
+            and isinstance(j, int)
+            and i in range(-len(own), len(own))
+            and j in range(-len(own), len(own))
+        ):
+            own[i], own[j] = own[j], own[i]
+    return op if own == [*axes] else op.changed(target="aten::permute", args=(op.args[0], tuple(axes)))
+
+
 def as_written(op: Op, text: str) -> Op:
     """Attention that was found by its pattern, with the mask, dropout and causality that its text says."""
     if op.target != _ATTENTION or not text:

@@ -107,6 +107,11 @@ class _Facts:
             return False
         return calls_hidden_code(op.stack[-1].text, self.children)
 
+    def grows(self, op: Op, name: str) -> bool:
+        """Whether a result is larger than the operand of this name, which then has no room for it (`bias + x`)."""
+        operand, result = self.graph.values.get(name), self.graph.values.get(op.outputs[0])
+        return operand is not None and result is not None and operand.shape != result.shape
+
     @cached_property
     def children(self) -> frozenset[str]:
         return names_of_children(self.graph)
@@ -225,7 +230,9 @@ def _overwritten(op: Op, facts: _Facts) -> Op | None:
     if maker is None or name in facts.again or name in facts.kept:
         return None
     if op.base == "aten::add":
-        allowed = len(op.args) > 1 and isinstance(op.args[1], Ref) and maker.base in _FRESH
+        allowed = (
+            len(op.args) > 1 and isinstance(op.args[1], Ref) and maker.base in _FRESH and not facts.grows(op, name)
+        )
     else:
         allowed = maker.base not in _VIEWS
     return maker if allowed else None

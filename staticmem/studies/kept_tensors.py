@@ -15,11 +15,13 @@ from itertools import zip_longest
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes
 from staticmem.ops import kinds_of
+from staticmem.passes.frames.attention_weights import PRODUCTS, attention_weights
+from staticmem.passes.frames.releases import kept_by_modules
 from staticmem.passes.frames.source_lines import is_published as is_published_line
 from staticmem.passes.lost_gradients import is_published
 
 _RANDOM = ("aten::rand", "aten::normal", "aten::bernoulli", "aten::multinomial", "aten::exponential", "aten::dropout")
-_ATTRIBUTE = re.compile(r"\s*self\.\w+\s*(?::[^=]+)?=(?!=)")
+_ATTRIBUTE = re.compile(r"\s*(?:[\w.* ]+,\s*)*self\.\w+\s*(?:,[\w.*, ]+|:[^=]+)?=(?!=)")
 
 
 def moved_by_kept_tensors(graph: Graph, lifetimes: Lifetimes, training: bool) -> tuple[int, int]:
@@ -29,11 +31,15 @@ def moved_by_kept_tensors(graph: Graph, lifetimes: Lifetimes, training: bool) ->
 
 
 def _of_attributes(graph: Graph, lifetimes: Lifetimes, training: bool) -> int:
-    """Bytes of what attributes may keep: in training those of the call before exist while the forward runs."""
-    assigned = [op for op, after in zip_longest(graph.ops, graph.ops[1:]) if _ends_assignment(op, after)]
+    """Bytes of what attributes may keep beside what lines say: in training those of the call before exist while the
+    forward runs."""
+    decided = {attribute.after for attribute in kept_by_modules(graph).values()}
+    pairs = enumerate(zip_longest(graph.ops, graph.ops[1:]))
+    assigned = [op for index, (op, after) in pairs if index not in decided and _ends_assignment(op, after)]
     read = {*graph.outputs, *graph.last_read}
     assigned += [op for op in graph.ops if read.isdisjoint(op.outputs) and _is_for_code(op)]
-    if not assigned:
+    weights = set() if any(op.stack for op in graph.ops) else _weights_for_code(graph, training)
+    if not assigned and not weights:
         return 0
     needed = {*graph.outputs, *(b.value.name for b in graph.buffers)}
     dead: dict[str, Op] = {}
@@ -42,7 +48,7 @@ def _of_attributes(graph: Graph, lifetimes: Lifetimes, training: bool) -> int:
             dead.update(dict.fromkeys(op.outputs, op))
         else:
             needed.update(op.refs())
-    kept: set[str] = set()
+    kept = weights
     waiting = list(assigned)
     while waiting:
         op = waiting.pop()
@@ -70,6 +76,19 @@ def _ends_assignment(op: Op, after: Op | None) -> bool:
 def _is_for_code(op: Op) -> bool:
     """Whether what no op reads may be for statements that run none, which no file shows (`self.last = aux`)."""
     return not is_published(op) and kinds_of(op.base).isdisjoint(("check", "view"))
+
+
+def _weights_for_code(graph: Graph, training: bool) -> set[str]:
+    """Weights of attention, which code keeps to plot them: where no line shows whether it does."""
+    weights = attention_weights(graph)
+    if not weights:
+        return set()
+    products = (op for op in graph.ops if op.base in PRODUCTS and not is_published(op))
+    kept = {name for op in products for name in op.refs() if name in weights}
+    if not training:  # a dropout gives its input
+        dropouts = (op for op in reversed(graph.ops) if op.base == "aten::dropout")
+        kept.update(op.refs()[0] for op in dropouts if not kept.isdisjoint(op.outputs))
+    return kept
 
 
 def _by_constants(graph: Graph, lifetimes: Lifetimes) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.passes import pipeline
 from staticmem.passes.checkpoint_regions import has_open_regions
-from staticmem.passes.frames.releases import releases_of
+from staticmem.passes.frames.releases import kept_by_modules, releases_of
 from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
 from staticmem.scenario.request import Request
@@ -152,7 +152,10 @@ class LiveBand:
         graph, scenario = self.graph, self.scenario
         halved = self._with_dtype_of_autocast(graph)
         every = scenario.training and (
-            self._has_functions() or has_open_regions(graph, scenario.amp is not None) or halved is not None
+            self._has_functions()
+            or has_open_regions(graph, scenario.amp is not None)
+            or halved is not None
+            or kept_by_modules(graph) != kept_by_modules(graph, "last-use")
         )
         if scenario.training and not every and not self._forward_matters():
             return ()
@@ -192,7 +195,8 @@ class LiveBand:
     def _holds_otherwise(self, policy: str) -> bool:
         """Whether a policy of `frames.policy` lets variables hold something else than the expected one."""
         asked, expected = (releases_of(self.graph, p, self.scenario.training) for p in (policy, "expected"))
-        return asked.last_use != expected.last_use or asked.frames != expected.frames
+        parts = ("last_use", "frames", "attributes")
+        return any(getattr(asked, part) != getattr(expected, part) for part in parts)
 
     def _forward_matters(self) -> bool:
         """Whether what is open can lift the forward of training above the peak (`forward_bound`), or moves what

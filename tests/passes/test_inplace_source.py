@@ -8,7 +8,8 @@ import pytest
 from prepared import in_place
 from small_graphs import Builder
 
-from staticmem.ir.graph import Graph, Op, SourceLine
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Graph, Op, Ref, SourceLine, Value
 from staticmem.passes.inplace import written
 
 MODULE = "return F.relu(input, inplace=self.inplace)"
@@ -80,3 +81,13 @@ def test_ops_beside_activations_need_a_line() -> None:
     assert [o.target for o in in_place(graph, "most").ops[1:5]] == [
         "aten::mul.Tensor", "aten::mul_.Tensor", "aten::mul_.Tensor", "aten::mul.Tensor",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "target"), [((4, 8), "aten::add_.Tensor"), ((1, 8), "aten::add.Tensor")])
+def test_a_sum_larger_than_its_first_operand_is_not_in_place(first: tuple[int, ...], target: str) -> None:
+    b = Builder(x=(4, 8), w=first).within()
+    scaled = b.call("mul.Tensor", "w", 2.0, name="scaled")
+    total = b.call("add.Tensor", scaled, Ref("x"), name="total")
+    values = {"scaled": Value("scaled", dtypes.float32, first), "total": Value("total", dtypes.float32, (4, 8))}
+    graph: Graph = replace(b.graph(b.call("sum", total)), inplace_known=False, values=values)
+    assert in_place(graph, "most").ops[1].target == target

@@ -72,6 +72,15 @@ class Held:
     until: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Attribute:
+    """A result that a module keeps as an attribute, until its next forward assigns it again: the path of the attribute,
+    and the op after which it is assigned."""
+
+    path: str
+    after: int
+
+
 def held_by_policy(graph: Graph, policy: str = "expected") -> Held:
     """What the policy holds."""
     if policy == "last-use":

@@ -10,12 +10,12 @@ torch/nn/utils/spectral_norm.py (`__call__`: setattr of `weight_orig / sigma`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 
-from staticmem.ir.graph import Graph, Op, Parameter, Ref, bases_of
+from staticmem.ir.graph import Graph, Op, Ref, bases_of
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
-from staticmem.passes.frames.policy import Held, Stack, held_by_policy
+from staticmem.passes.frames.policy import Attribute, Held, Stack, held_by_policy
 
 _NORMED = {"aten::_weight_norm": "_v", "aten::div": "_orig"}  # op -> how the name of its first operand ends
 
@@ -26,14 +26,13 @@ class Releases:
 
     `last_use` has the op during which a value is held last, in the order in which they are made: what ends with one op
     ends in that order. `after` has for each op the names whose last use it is: one for most, or none; `frames` the
-    depth of the frame that holds a value on until it returns, and `attributes` the results that a module keeps, each
-    with the parameter that it has the shape and type of.
+    depth of the frame that holds a value on until it returns, and `attributes` the results that a module keeps.
     """
 
     last_use: Mapping[str, int]
     after: Sequence[str | list[str] | None]
     frames: Mapping[str, int]
-    attributes: Mapping[str, Parameter]
+    attributes: Mapping[str, Attribute]
 
 
 def releases_of(graph: Graph, policy: str, training: bool, cast: bool = False) -> Releases:
@@ -50,7 +49,8 @@ def releases_of(graph: Graph, policy: str, training: bool, cast: bool = False) -
                 last_held = {**last_held, **_ends_of_cast_locals(graph, last_held)}
             releases = _recorded_releases(graph, last_held)
         else:
-            releases = _releases(graph, held_values(graph, policy, training=training))
+            held = held_values(graph, policy, training=training)
+            releases = _releases(graph, held, kept_by_modules(graph, policy))
         graph.derived[key] = releases
     return releases
 
@@ -92,7 +92,7 @@ def _ends_of_cast_locals(graph: Graph, last_held: Mapping[str, int]) -> dict[str
     return {name: end for name, end in ends.items() if end < last_held[name]}
 
 
-def _releases(graph: Graph, held: Held) -> Releases:
+def _releases(graph: Graph, held: Held, attributes: Mapping[str, Attribute]) -> Releases:
     read = graph.last_read
     last: dict[str, int] = {}
     for index, op in enumerate(graph.ops):
@@ -102,6 +102,8 @@ def _releases(graph: Graph, held: Held) -> Releases:
     last.update(dict.fromkeys(graph.outputs, len(graph.ops)))
     for name, index in held.until.items():
         last[name] = max(last.get(name, index), index)
+    for name, attribute in attributes.items():  # a variable has it until then
+        last[name] = max(last[name], attribute.after)
     if graph.variables:
         indices = {op.name: index for index, op in enumerate(graph.ops)}
         for name, until in graph.variables.items():
@@ -115,7 +117,7 @@ def _releases(graph: Graph, held: Held) -> Releases:
             after[index] = [names, name]
         else:
             names.append(name)  # type: ignore[union-attr]
-    return Releases(last, after, held.frames, _kept_attributes(graph))
+    return Releases(last, after, held.frames, attributes)
 
 
 def held_values(graph: Graph, policy: str = "expected", *, training: bool = False) -> Held:
@@ -195,18 +197,39 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
     return Held(frames, until)
 
 
-def _kept_attributes(graph: Graph) -> Mapping[str, Parameter]:
-    """Results that a module keeps, each with the parameter that it has the shape and type of."""
+def kept_by_modules(graph: Graph, policy: str = "expected") -> Mapping[str, Attribute]:
+    """Results that a module keeps as an attribute until its next forward.
+
+    Lines say so (`self.x = value`). The policy "last-use" takes code without an op, of which there is no trace, to let
+    go of them (`self.x = None`).
+    """
+    kept = _normed_weights(graph)
+    if policy != "last-use" and any("self." in line.text for op in graph.ops for line in op.stack):
+        from staticmem.passes.frames.source_lines import execution_of
+
+        buffers = {p.fqn for p in (*graph.buffers, *graph.parameters)}
+        assigned = execution_of(graph).assigned
+        kept.update((name, kept) for name, kept in assigned.items() if kept.path not in buffers)
+    return kept
+
+
+def lasting_values(graph: Graph) -> Collection[str]:
+    """Values that modules keep when their forward has returned."""
+    return kept_by_modules(graph) if graph.recorded is None else graph.recorded.lasting
+
+
+def _normed_weights(graph: Graph) -> dict[str, Attribute]:
+    """Weights that a hook computes and assigns to its module before the forward."""
     if bases_of(graph.ops).isdisjoint(_NORMED):
         return {}
     owned = {p.value.name: p for p in graph.parameters}
     names = {p.fqn for p in (*graph.parameters, *graph.buffers)}
-    kept: dict[str, Parameter] = {}
-    for op in graph.ops:
+    kept: dict[str, Attribute] = {}
+    for index, op in enumerate(graph.ops):
         first = op.args[0] if op.base in _NORMED and op.args else None
         source = owned.get(first.name) if isinstance(first, Ref) else None
         if source is not None and len(op.outputs) == 1 and _is_normed(source.fqn, op, names):
-            kept[op.outputs[0]] = source
+            kept[op.outputs[0]] = Attribute(source.fqn.rpartition("_")[0], index)
     return kept
 
 

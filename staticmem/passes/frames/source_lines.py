@@ -13,14 +13,16 @@ the upper end of the band has them hold all that they may (`unseen_code.values_o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
-from staticmem.ir.graph import Graph, Op, Ref, SourceLine
+from staticmem.ir.graph import Frame, Graph, Op, Ref, SourceLine
+from staticmem.passes.frames.attention_weights import attention_weights
 from staticmem.passes.frames.line_texts import (
     ASSIGN,
     BUILTINS,
     assigned_names,
+    calls_hidden_code,
     calls_of,
     ends_with_call,
     hidden_calls,
@@ -28,6 +30,7 @@ from staticmem.passes.frames.line_texts import (
     op_that_ends,
     statements_of,
 )
+from staticmem.passes.frames.policy import Attribute
 
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
@@ -74,9 +77,15 @@ class PythonFrame:
 
 def held_by_lines(graph: Graph) -> Mapping[str, int]:
     """For every op result that a Python name holds: the index of the last op during which it holds it."""
-    if not any(op.stack for op in graph.ops[:64]):
-        return {}
-    return Execution(graph).run()
+    return execution_of(graph).released
+
+
+def execution_of(graph: Graph) -> Execution:
+    """All of the graph, line by line: `released` and `assigned` say what variables and modules hold."""
+    execution = Execution(graph)
+    if any(op.stack for op in graph.ops[:64]):
+        execution.run()
+    return execution
 
 
 _RUNS_FUNCTION = re.compile(r"\brun_function\(")
@@ -109,13 +118,15 @@ class Execution:
         self.graph, self.last_read, self.certain = graph, graph.last_read, certain
         self.children = names_of_children(graph)
         self.frames: list[PythonFrame] = []
-        self.modules: tuple[object, ...] = ()
+        self.modules: tuple[Frame, ...] = ()
         self.holders: dict[str, int] = {}  # how many names hold a value
         self.released: dict[str, int] = {}
         self.latest: tuple[str, ...] = ()
         self.made_by: dict[str, int] = {}  # the op that made a value
         self.named: set[str] = set()  # values that a name was given to
-        self.attributes: dict[tuple[object, ...], list[str]] = {}  # `self.x = ...`: the module holds it on
+        self.attributes: dict[tuple[Frame, ...], dict[str, str]] = {}  # `self.x = ...`, of each call of a module
+        self.weights: Set[str] | None = None  # of attention, once a line asks
+        self.assigned: dict[str, Attribute] = {}  # values that are attributes when the forward returns
 
     def run(self) -> dict[str, int]:
         for index, op in enumerate(self.graph.ops):
@@ -205,9 +216,10 @@ class Execution:
 
     def _turns(self, frame: PythonFrame, child: str) -> bool:
         """Whether one more call of a child is of the next turn of a loop: the line has no other call for it."""
-        if most_calls(frame.line.text) < 2:
+        text = frame.line.text
+        most = calls_of(text, child)
+        if most_calls(text) < 2 and (most or not calls_hidden_code(text, self.children)):
             return bool(frame.called)
-        most = calls_of(frame.line.text, child)
         if most == 0:  # a function that no trace shows calls it, in a loop or not
             return self.certain and child in frame.called
         return frame.called.get(child, 0) >= most
@@ -278,11 +290,10 @@ class Execution:
         values = self.latest
         each = self._results(frame.since, now) if len(names) > 1 and len(values) == 1 else ()
         for position, name in enumerate(names):
-            if name.startswith("self.") and name.count(".") == 1 and len(names) == 1:
-                key = (*self.modules[: frame.modules], name)
-                self._hold(values[:1])
-                self._drop(self.attributes.pop(key, []), now)
-                self.attributes[key] = list(values[:1])
+            if name.startswith("self.") and name.count(".") == 1:
+                if len(names) == 1 or not is_published(frame.line):
+                    taken = self._taken(position, len(names), each) or self._weights(frame.since, now)
+                    self._keep(frame, name, taken, now)
             elif name == "_" or "." in name:
                 continue
             elif len(names) == 1 and is_list:
@@ -296,19 +307,45 @@ class Execution:
                 frame.listed = frame.line.line, name
                 frame.names.setdefault(name + "[]", []).extend(taken)
             else:
-                if len(names) == 1:
-                    taken = values[:1]
-                elif len(values) != len(names) and len(each) == len(names):
-                    taken = each[position : position + 1]
-                elif len(values) == len(names):
-                    taken = values[position : position + 1]
-                else:
-                    taken = values if position == 0 else ()
+                taken = self._taken(position, len(names), each)
                 self._hold(taken)
                 self._forget(frame, name, now)
                 frame.names[name] = list(taken)
                 frame.aliases.discard(name)
                 self.named.update(taken)
+
+    def _taken(self, position: int, count: int, each: tuple[str, ...]) -> tuple[str, ...]:
+        """What one of `count` names is given. `each`: what the statement made and later ones read."""
+        values = self.latest
+        if count == 1:
+            return values[:1]
+        if len(values) == count:
+            return values[position : position + 1]
+        if len(each) == count:
+            return each[position : position + 1]
+        return values if position == 0 else ()
+
+    def _weights(self, since: int, now: int) -> tuple[str, ...]:
+        """The weights of attention that a statement computed: what functions return beside a result as a habit."""
+        if self.weights is None:
+            self.weights = attention_weights(self.graph)
+        outputs = [name for op in self.graph.ops[since : now + 1] for name in op.outputs if name in self.weights]
+        return tuple(outputs[-1:])
+
+    def _keep(self, frame: PythonFrame, name: str, values: tuple[str, ...], now: int) -> None:
+        """`self.x = value`: the module holds it on, and no longer what it had before."""
+        modules = self.modules[: frame.modules]
+        kept = self.attributes.setdefault(modules, {})
+        before = kept.pop(name, None)
+        if before is not None:
+            self.assigned.pop(before, None)
+            self._drop([before], now)
+        for value in values[:1]:
+            kept[name] = value
+            self._hold((value,))
+            if not is_published(frame.line):
+                path = modules[-1].path if modules else ""
+                self.assigned[value] = Attribute(f"{path}.{name[5:]}".strip("."), now)
 
     def _aliases(self, frame: PythonFrame, text: str, now: int) -> None:
         """`x = f(x) + residual`: a name that no line with an op assigned is another name of that operand

@@ -18,14 +18,12 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref
+from staticmem.passes.frames.attention_weights import CHANGES_WEIGHTS, PRODUCTS, SOFTMAX, attention_weights
 from staticmem.passes.frames.policy import Held, Stack, common_depth
 from staticmem.passes.frames.published_names import Decided, call_ends, shared_frames
 from staticmem.passes.lost_gradients import is_published
 
 _TORCH = "torch.nn."
-_WEIGHTS = frozenset(("aten::softmax", "aten::_softmax"))
-_PASSES_WEIGHTS = frozenset(("aten::dropout", "aten::masked_fill", "aten::mul", "aten::where"))
-_PRODUCTS = frozenset(("aten::matmul", "aten::bmm", "aten::einsum", "aten::baddbmm"))
 _MASKS = frozenset(("aten::masked_fill", "aten::masked_fill_", "aten::where"))
 _ATTENTION = "aten::scaled_dot_product_attention"
 _MOST_OPS = 12  # between the scores of attention and its product with values
@@ -50,7 +48,7 @@ def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
     maker = {op.outputs[0]: op for op in ops if op.outputs}
     maker.update((name, op) for op in ops if len(op.outputs) > 1 for name in op.outputs)
     bases = ((target, target.split(".", 1)[0]) for target in {op.target for op in ops})
-    passed_on = {target for target, base in bases if base in _WEIGHTS or base in _PASSES_WEIGHTS}
+    passed_on = {target for target, base in bases if base in SOFTMAX or base in CHANGES_WEIGHTS}
     again = graph.read_again & set(names)
     shared: dict[str, int] = {}  # by all readers of what is read more than once
     for op in ops if again else ():
@@ -99,7 +97,7 @@ class _Calls:
         self.graph, self.decided = graph, decided
         self.ends = call_ends(graph)
         self.shared = shared_frames(graph)
-        self.weights = _attention_weights(graph)
+        self.weights = attention_weights(graph)
         self.chains = _chains(graph)
         self.calls: dict[Stack, _Call] = {}
         self.until: dict[str, int] = {}
@@ -174,7 +172,7 @@ def keys_and_values(graph: Graph) -> Set[str]:
         first, second, third = (*(a.name if isinstance(a, Ref) else "" for a in op.args[:3]), "", "", "")[:3]
         if op.base == _ATTENTION and _is_masked(op) and _may_cache(op):
             kept.update((second, third))
-        elif op.base in _PRODUCTS and _may_cache(op):
+        elif op.base in PRODUCTS and _may_cache(op):
             keys = _masked_keys(first, maker)
             kept.update((keys, second) if keys else ())
         maker.update(dict.fromkeys(op.outputs, op))
@@ -199,10 +197,10 @@ def _masked_keys(weights: str, maker: dict[str, Op]) -> str:
         op = maker.get(weights)
         if op is None:
             return ""
-        if op.base in _PRODUCTS and normed:
+        if op.base in PRODUCTS and normed:
             keys = op.args[1] if len(op.args) > 1 else None
             return keys.name if masked and isinstance(keys, Ref) else ""
-        normed = normed or op.base in _WEIGHTS
+        normed = normed or op.base in SOFTMAX
         masked = masked or (normed and op.base in _MASKS)
         sources = [a for a in op.args[:2] if isinstance(a, Ref)]
         if op.base == "aten::where":
@@ -211,22 +209,3 @@ def _masked_keys(weights: str, maker: dict[str, Op]) -> str:
             return ""
         weights = sources[0].name
     return ""
-
-
-def _attention_weights(graph: Graph) -> set[str]:
-    """Results of softmax, and what dropout makes of them, that a matrix product reads."""
-    source_of: dict[str, str] = {}  # what becomes of the results of softmax -> what it was made from
-    weights: set[str] = set()
-    for op in graph.ops:
-        if op.base in _WEIGHTS:
-            source_of[op.outputs[0]] = ""
-        elif op.base in _PASSES_WEIGHTS:
-            source = next((name for name in op.refs() if name in source_of), None)
-            if source is not None:
-                source_of[op.outputs[0]] = source
-        elif op.base in _PRODUCTS:
-            for name in op.refs():
-                while name in source_of:
-                    weights.add(name)
-                    name = source_of[name]
-    return weights

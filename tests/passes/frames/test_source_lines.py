@@ -21,6 +21,7 @@ import staticmem  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
+from staticmem.passes.frames.releases import kept_by_modules  # noqa: E402
 from staticmem.passes.frames.source_lines import held_by_lines  # noqa: E402
 from staticmem.passes.pipeline import bind  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
@@ -165,6 +166,46 @@ def written(*lines: tuple[str, int]) -> Graph:
 ])  # fmt: skip
 def test_statements(lines: list[tuple[str, int]], held: dict[str, int]) -> None:
     assert held_by_lines(written(*lines)) == held
+
+
+def test_a_hidden_method_that_calls_several_children_is_one_statement() -> None:
+    """`z` lives until `decode` has returned, not until its first child has."""
+    b = Builder(x=(4,)).within(root="m.Net")
+    line = SourceLine("m.py", 2, "forward", "z = self.decode(z)")
+    b.stack = (SourceLine("m.py", 1, "forward", "z = torch.sin(x)"),)
+    value = b.call("sin", Ref("x"), name="z")
+    for child in ("wide", "up"):
+        b.within(f"{child}:m.Child", root="m.Net").stack = (line, SourceLine("m.py", 9, "forward", "return x.exp()"))
+        value = b.call("exp", value, name=child)
+    b.within(root="m.Net").stack = (SourceLine("m.py", 3, "forward", "return torch.sin(z)"),)
+    assert held_by_lines(b.graph(b.call("sin", value, name="out")))["z"] == 2
+
+
+@pytest.mark.parametrize(("lines", "kept"), [
+    ([("self.x = f(x)", 1), ("x = f(x)", 2), ("return f(x)", 3)], {"v0": ("x", 0)}),
+    ([("self.x = f(g(x))", 1), ("self.x = f(g(x))", 1), ("return f(x)", 2)], {"v1": ("x", 1)}),
+    ([("self.x = f(x)", 1), ("x = f(x)", 2), ("self.x = f(x)", 3), ("return f(x)", 4)], {"v2": ("x", 2)}),
+    ([("y, self.x = f(x)", 1), ("return f(x)", 2)], {}),
+    ([("self.parts.x = f(x)", 1), ("return f(x)", 2)], {}),
+    ([("if self.x == f(x):", 1), ("return f(x)", 2)], {}),
+])  # fmt: skip
+def test_what_modules_keep(lines: list[tuple[str, int]], kept: dict[str, tuple[str, int]]) -> None:
+    """Until their next forward. Code without an op may let go of it, which the lower end of a band takes it to do."""
+    graph = written(*lines)
+    assert {name: (one.path, one.after) for name, one in kept_by_modules(graph).items()} == kept
+    assert kept_by_modules(graph, "last-use") == {}
+
+
+def test_a_pair_that_a_function_returns_ends_with_the_weights_of_attention() -> None:
+    """`return weights @ value, weights` of a function that no trace shows."""
+    b = Builder(x=(4, 4), v=(4, 4)).within()
+    b.stack = (SourceLine("m.py", 1, "forward", "y, self.weights = attention(x, v)"),)
+    scores = b.call("div.Scalar", Ref("x"), 2.0, name="scores")
+    weights = b.call("softmax.int", scores, -1, name="weights")
+    y = b.call("matmul", weights, Ref("v"), name="y")
+    b.stack = (SourceLine("m.py", 2, "forward", "return y.exp()"),)
+    graph = b.graph(b.call("exp", y))
+    assert {name: one.after for name, one in kept_by_modules(graph).items()} == {"weights": 2}
 
 
 def test_a_name_that_no_line_assigns_is_another_one_of_what_is_passed() -> None:

@@ -1,0 +1,28 @@
+"""The weights of attention: what softmax makes of scores, until a product with values reads it."""
+
+from __future__ import annotations
+
+from staticmem.ir.graph import Graph
+
+SOFTMAX = frozenset(("aten::softmax", "aten::_softmax"))
+CHANGES_WEIGHTS = frozenset(("aten::dropout", "aten::masked_fill", "aten::mul", "aten::where"))
+PRODUCTS = frozenset(("aten::matmul", "aten::bmm", "aten::einsum", "aten::baddbmm"))
+
+
+def attention_weights(graph: Graph) -> set[str]:
+    """Results of softmax, and what dropout makes of them, that a matrix product reads."""
+    source_of: dict[str, str] = {}  # what becomes of the results of softmax -> what it was made from
+    weights: set[str] = set()
+    for op in graph.ops:
+        if op.base in SOFTMAX:
+            source_of[op.outputs[0]] = ""
+        elif op.base in CHANGES_WEIGHTS:
+            source = next((name for name in op.refs() if name in source_of), None)
+            if source is not None:
+                source_of[op.outputs[0]] = source
+        elif op.base in PRODUCTS:
+            for name in op.refs():
+                while name in source_of:
+                    weights.add(name)
+                    name = source_of[name]
+    return weights
