@@ -278,8 +278,11 @@ class Request(Levers):
         if not 0 <= self.momentum < 1:
             why = "It is a fraction: 0 <= momentum < 1."
             raise UsageError(f"--momentum {self.momentum} is out of range", why, "Try 0.9.", "SM132")
+        kind = "inference" if mode == "infer" else "generation"
+        if mode != "train" and optimizer is None and loss != "auto" and self.preset is None:
+            how = "was asked for" if self.mode else "needs none; --mode train, or an optimizer, makes it a step"
+            notes.append(Note("warning", "SM302", f"the loss ({loss}) is not used: {kind} {how}"))
         if mode != "train" and optimizer is not None:
-            kind = "inference" if mode == "infer" else "generation"
             notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: {kind} was asked for"))
             optimizer = None
         if self.preset is not None and mode == "infer":

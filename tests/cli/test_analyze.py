@@ -64,6 +64,11 @@ def test_mode(capsys: pytest.CaptureFixture[str]) -> None:
     both = analyzed(capsys, SEED, "--mode", "infer", "--optimizer", "sgd")
     assert (both["scenario"]["mode"], both["scenario"]["optimizer"]) == ("infer", None)
     assert [w["code"] for w in both["warnings"]] == ["SM302"]
+    loss = analyzed(capsys, SEED, "--loss", "mean")
+    assert loss["scenario"]["mode"] == "infer"
+    assert [(w["code"], w["text"]) for w in loss["warnings"]] == [
+        ("SM302", "the loss (mean) is not used: inference needs none; --mode train, or an optimizer, makes it a step")
+    ]
     alone = analyzed(capsys, SEED, "--mode", "train")
     assert (alone["phases"]["optimizer"], alone["peak"]["by_category"]["optimizer_state"]) == (None, 0)
     assert alone["phases"]["backward"]["peak_bytes"] > 0
