@@ -102,13 +102,6 @@ class Interpreter:
         if lasting:
             self.lasting.add(name)
 
-    def keep_after(self, name: str, index: int) -> Owner:
-        """Who has a result as an attribute of a module from the end of op `index` on, and until then what the call
-        before assigned."""
-        owner = self.attributes[name] = Owner("module", name)
-        self.assigned_after.setdefault(index, []).append(name)
-        return owner
-
     def assign(self, names: Iterable[str]) -> None:
         """Gives results to the modules that keep them, which let go of what they had."""
         for name in names:
@@ -128,30 +121,6 @@ class Interpreter:
     def kept_view(self, base: str, shape: tuple[int, ...]) -> Tensor:
         """One that shares the storage of another."""
         return self.e.alias(self.env[base], shape, contiguous_strides(shape))
-
-    def kept_now(self) -> list[tuple[str, Tensor]]:
-        """Names of what the module has from the call before, and the tensors that take their places in the next."""
-        recorded = self.recorded
-        if recorded is None:
-            return [(name, owner.held[0][0]) for name, owner in self.attributes.items() if owner.held]
-        if len(recorded.kept) != len(recorded.lasting):
-            return []
-        pairs = zip(recorded.kept, recorded.lasting, strict=True)
-        return [
-            (value.name, self.attributes[name].held[0][0])
-            for (value, _), name in pairs
-            if self.attributes[name].held and value.name not in self.attributes
-        ]
-
-    def call_again(self) -> None:
-        """What the module kept from the forward that has run is what it has from the call before, in the next one."""
-        if self.recorded is None:  # attributes are assigned again by name
-            return
-        before = self.kept_now()
-        lasting = {id(owner.held[0][0]): owner for owner in self.attributes.values() if owner.held}
-        for name, tensor in before:
-            self.keep(name, tensor)
-            self.e.release(lasting[id(tensor)])
 
     def forward(self, rest: int = 0, decode: Sequence[int] = ()) -> list[Tensor]:
         """Runs all ops but the last `rest`, and returns the outputs that there are; the caller's frame holds them under

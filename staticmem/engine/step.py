@@ -18,6 +18,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
 from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
+from staticmem.engine.attributes import call_again, keep_after, kept_now
 from staticmem.engine.held_outputs import HeldOutputs
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.kept_history import KeptHistories, fill_place
@@ -181,11 +182,11 @@ class _Step:
             counted = i.covered, i.unknown, i.unknown_bytes, e.choices
             i.covered, i.unknown, i.unknown_bytes, e.choices = Counter(), Counter(), Counter(), Counter()
             e.grad_enabled = True
-            i.call_again()
+            call_again(i)
             outputs = self._micro_batch(regions, loss, target)
             i.covered, i.unknown, i.unknown_bytes, e.choices = counted
         held = self.outputs.variable.held if self.outputs is not None else ()
-        by_attributes = self.histories.fill(i.kept_now(), [tensor for tensor, _ in held])
+        by_attributes = self.histories.fill(kept_now(i), [tensor for tensor, _ in held])
         if self.outputs is not None:
             owners = (self.loss, e.of_graph, *i.attributes.values())
             self.outputs.leave(by_attributes.union(tensor.storage.id for owner in owners for tensor, _ in owner.held))
@@ -244,7 +245,7 @@ class _Step:
         for value in graph.inputs:
             define(value.name, self._place(value, "input", value.name))
         for name, attribute in self.releases.attributes.items():  # of the step before, until this one assigns them
-            owner = self.interpreter.keep_after(name, attribute.after)
+            owner = keep_after(self.interpreter, name, attribute.after)
             if self.scenario.training:
                 self.e.hold(self.histories.add_unsized(name, attribute.path), owner)
         if graph.recorded is not None:
