@@ -241,6 +241,42 @@ class Coder(nn.Module):  # type: ignore[misc]
         return self.decode(z)
 
 
+class Mixer(nn.Module):  # type: ignore[misc]
+    """Convolutions, and layers on tokens whose activations are not in place."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, width, 3, 2, 1))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
+            for _ in range(2)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x.mean(1))
+
+
+class Latents(nn.Module):  # type: ignore[misc]
+    """Learned queries that are repeated for each sample, and keys and values of one layer."""
+
+    def __init__(self, width: int = 64, count: int = 24) -> None:
+        super().__init__()
+        self.latents = nn.Parameter(torch.randn(count, width))
+        self.to_q, self.to_kv = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Any) -> Any:
+        q = self.to_q(self.latents.unsqueeze(0).repeat(x.shape[0], 1, 1))
+        k, v = self.to_kv(x).chunk(2, dim=-1)
+        y = torch.einsum("bid,bjd->bij", q, k).softmax(-1)
+        y = torch.einsum("bij,bjd->bid", y, v)
+        return self.head(y.mean(1))
+
+
 def tokens(batch: int) -> tuple[Any, ...]:
     return (torch.randn(batch, 96, 64),)
 
@@ -268,6 +304,8 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]
     "attends": (lambda: Tokens(Attends), tokens),
     "attends_in_lines": (lambda: Tokens(AttendsInLines), tokens),
     "coder": (Coder, image),
+    "mixer": (Mixer, image),
+    "latents": (Latents, tokens),
     "checkpoints_off": (lambda: Switched(False), image),
     "checkpoints_reentrant": (lambda: Switched(True, reentrant=True), image),
 }

@@ -19,6 +19,7 @@ from staticmem.ir.onnx_graph import Net, Node, Translated, frames
 from staticmem.ir.source import source_lines
 from staticmem.ops import kinds_of
 from staticmem.passes import fx_text, fx_values
+from staticmem.passes.lost_lines import with_lines
 
 if TYPE_CHECKING:
     from staticmem.passes.from_nodes import Translator
@@ -28,8 +29,6 @@ _ONE_AXIS = ("aten::unsqueeze.default", "aten::unsqueeze", "aten::squeeze.dim")
 _RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
 _FACTORIES = "aten::scalar_tensor aten::full aten::zeros aten::ones aten::arange.start_step aten::tensor".split()
 _ASSIGNED = re.compile(r"aten\.(?:slice|select)_scatter\.default\]\(args = \(%(\w+),")  # `x` of `x[a:b] = y`
-
-
 # names of calls that make no tensor of weight, or that are put back: views, numbers, factories, placeholders
 _FREE = re.compile(
     r"(?:getitem|scalar_tensor|clone|copy|contiguous|alias|detach|lift|fill|new_|full|zeros|ones|empty|arange|sym_|select"
@@ -63,7 +62,9 @@ def translate(net: Net) -> Translated:
         for nodes in groups:
             builder.add(nodes)
     outputs = tuple(builder.lives_as(name) for name in net.outputs)
-    return Translated(builder.ops, outputs, (), builder.notes(), builder.transposed, builder.restored, builder.added)
+    return Translated(
+        with_lines(builder.ops), outputs, (), builder.notes(), builder.transposed, builder.restored, builder.added
+    )
 
 
 def _groups(nodes: Iterable[Node]) -> list[list[Node]]:
@@ -97,7 +98,7 @@ class _Builder:
         self.index = {id(node): i for i, node in enumerate(net.nodes)}
         self.added: dict[str, Value] = {}  # parameters that an optimiser merged with equal ones
         self.lost: set[str] = set()  # names in texts that nothing makes
-        self.copied: dict[str, str] = {}  # clones that an optimiser left out, and of what
+        self.copied: dict[str, str] = {}  # clones and equal tensors that an optimiser left out, and of what
         self.assigned = {match[1] for node in net.nodes if (match := _ASSIGNED.search(node.fx))}
         self.numbers = fx_values.numbers(net.consts)
         self.inner = {name: node for node in net.nodes for name in node.outputs if name}
@@ -366,7 +367,7 @@ class _Builder:
             name = self.net.aliases[placeholder]
             if tensor in self.modules or self.restored.get(tensor, name) != name:
                 value = self.net.values[tensor]  # merged with an equal one: eager has both
-                self.added[name] = Value(name, value.dtype, value.shape)
+                self.added[name], self.copied[name] = Value(name, value.dtype, value.shape), tensor
                 self.env[placeholder] = Ref(name)
                 continue
             self.env[placeholder] = Ref(tensor)
@@ -394,6 +395,9 @@ class _Builder:
         collect_refs((*fx.args, *fx.kwargs.values()), refs)
         lost = [name for name in dict.fromkeys(refs) if not self._names(name)]
         self.lost.update(lost)
+        for name, tensor in fx_values.in_order(fx, lost, nodes):
+            if tensor in self.defined:
+                self.env[name] = Ref(self._twin(name, tensor, nodes[0]))
         if len(lost) != 1 or fx_values.is_symbolic(fx.target) or not nodes[-1].outputs:
             return
         if lost[0].startswith(("pad", "constant_pad_nd")) and self._padded(lost[0], fx, nodes):
@@ -580,8 +584,8 @@ class _Builder:
                 if name and name not in self.defined and name not in own and name not in self.net.consts:
                     self._within(name)
             self.failed.add(index)
-            matched = self.matches.get(index)
-            ops = matched if matched is not None else self.translator.node(node, frames(node))
+            ops = self.matches.get(index)
+            ops = ops if ops is not None else self.translator.node(node, frames(node))
             stack = source_lines(node.stack)
             ops = [replace(op, stack=stack) if stack and not op.stack else op for op in ops]
             ops = [fx_values.as_written(op, node.fx) for op in ops]

@@ -128,6 +128,15 @@ def joins_axes(args: Sequence[Arg], node: Node, net: Net) -> bool:
     return given is not None and result is not None and abs(len(result) - len(given)) > 1
 
 
+def in_order(fx: FxNode, lost: Sequence[str], nodes: Sequence[Node]) -> Sequence[tuple[str, str]]:
+    """Several arguments of a call whose makers an optimiser merged with equal ones, each with the tensor that the one
+    node of the call reads in its place: `dot(%clone_2, %mv_5)`."""
+    args = [arg.name for arg in fx.args if isinstance(arg, Ref)]
+    if len(lost) < 2 or len(nodes) > 1 or fx.kwargs or not len(args) == len(fx.args) == len(nodes[0].inputs):
+        return ()
+    return [pair for pair in zip(args, nodes[0].inputs, strict=True) if pair[0] in lost]
+
+
 _PERMUTES = ("aten::transpose", "aten::permute", "aten::t")
 
 

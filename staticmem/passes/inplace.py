@@ -83,6 +83,20 @@ def _line_says(base: str, text: str) -> bool | None:
 CANDIDATES = (*MODULES, "aten::add")
 
 
+def writes_into_views(graph: Graph, ops: Sequence[Op]) -> bool:
+    """Whether the first operand of an op is a view of what a linear layer computed, as of more than two dimensions: in
+    place, autograd copies gradients for it (torch/csrc/autograd/functions/tensor.cpp, `CopySlices`)."""
+    first = {op.args[0].name for op in ops if op.args and isinstance(op.args[0], Ref)}
+    layers = (op for op in graph.ops if op.base == "aten::linear" and not first.isdisjoint(op.outputs))
+    return any(_dimensions(graph, op.outputs[0]) != 2 for op in layers)
+
+
+def _dimensions(graph: Graph, name: str) -> int:
+    """0 where they are not known."""
+    value = graph.values.get(name)
+    return len(value.shape) if value is not None and value.shape is not None else 0
+
+
 class _Facts:
     def __init__(self, graph: Graph) -> None:
         self.graph, self.ops, self.parameters = graph, graph.ops, graph.parameters
@@ -274,6 +288,8 @@ def _guess(op: Op, maker: Op, graph: Graph, facts: _Facts) -> bool:
         return False
     if maker.base == "aten::conv2d" and op.base == "aten::relu" and _squeezed(maker, facts):
         return False
+    if maker.base == "aten::linear" and _dimensions(graph, maker.outputs[0]) > 2:
+        return False  # layers on tokens are of code that has no in-place activations by habit
     if "classifier" not in leaf:
         return True
     return {"classifier", "aux_classifier"}.isdisjoint(leaf.split(".")) or not _has_backbone(graph)

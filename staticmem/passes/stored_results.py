@@ -58,11 +58,14 @@ def stored_tensors(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note
         if len(parts) == 1:  # all that is known of its size
             gone.seen_as[parts[0]] = whole
             calls[parts[0]] = []
-    all_ops: list[Op] = []
-    for op in ops:
+    before: dict[int, list[Op]] = {}
+    for index, op in enumerate(ops):
         for name in [n for n in dict.fromkeys(op.refs()) if n in calls]:
-            all_ops += calls.pop(name)
-        all_ops.append(op)
+            for call in calls.pop(name):
+                before.setdefault(_entered(ops, index, len(call.modules)), []).append(call)
+    all_ops: list[Op] = []
+    for index, op in enumerate(ops):
+        all_ops += [*before.get(index, ()), op]
     if gone.seen_as:
         edited = Ops(all_ops)
         edited.renamed = gone.seen_as
@@ -186,16 +189,19 @@ def _stored(name: str, readers: list[Op], net: Net, gone: _Gone) -> list[Op]:
     def call(target: str, *args: Arg, output: str = name, **kwargs: Arg) -> Op:
         return Op(output, f"aten::{target}", args, kwargs, (output,), around, "", stack)
 
+    whole: str | None = None
     if factory is not None:
         args = (value.shape, 0) if factory[1] == "full" else (value.shape,)
         return [replace(call(factory[1], *args, dtype=value.dtype), stack=())]
     if match[1] in _INNER:  # a large result of something that the exporter wrote as several nodes
         computed = value.dtype.is_floating_point and value.numel >= LARGE and name not in gone.roles
+        if computed and gone.is_named(first) and (whole := gone.of(first, value)) is not None:
+            gone.seen_as[name] = whole  # the first step of what the exporter wrote for `self.latents.repeat(...)`
+            return []
         return [call("empty", value.shape, dtype=value.dtype)] if computed else []
     if lookup(f"aten::{match[1]}") is None:
         return []
     sizes = owned = value.shape
-    whole: str | None = None
     if match[1] == "slice" and (whole := gone.with_part(first, value)) is not None:
         return [call("as_strided", Ref(whole), value.shape, contiguous_strides(value.shape))]
     if _is_view(name):
@@ -244,6 +250,17 @@ def _batch(net: Net) -> int | None:
     """The first size of all inputs; None where they differ, or where another one than the file's is asked for."""
     firsts = {shape[0] for name in net.inputs if (shape := net.shape(name))}
     return firsts.pop() if len(firsts) == 1 and not net.rebound else None
+
+
+def _entered(ops: Sequence[Op], index: int, depth: int) -> int:
+    """The first op of the module that runs op `index` and that a frame of this depth has called: what the frame makes
+    for it exists before."""
+    called = ops[index].modules[: depth + 1]
+    first = index
+    while len(called) > depth and index and ops[index - 1].modules[: depth + 1] in (called, ()):
+        index -= 1
+        first = index if ops[index].modules else first
+    return first
 
 
 def _around(readers: list[Op]) -> tuple[Frame, ...]:

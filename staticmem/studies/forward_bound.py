@@ -1,7 +1,8 @@
 """The most that the forward of a training step can have alive, whatever ran in place and whatever variables hold.
 
-Most ops save as much for backward in place as out of place, and after the forward no variable holds what it computed:
-what a file leaves open moves the peak of a training step only where it can lift the forward above it. The trace of one
+Most ops save as much for backward in place as out of place, but for those that write into a view, and after the forward
+no variable holds what it computed: what a file leaves open moves the peak of a training step only where it can lift the
+forward above it. The trace of one
 step bounds that without another run. Besides what it has alive at each allocation, there can be
 
 - what variables hold for longer: a buffer, from its release to the last op during which one may hold it;
@@ -21,6 +22,7 @@ from staticmem.ops.activations import SAVE_LESS_IN_PLACE
 from staticmem.passes.frames.published_names import call_ends
 from staticmem.passes.frames.releases import Releases, releases_of
 from staticmem.passes.frames.unseen_bounds import ends_of_frames
+from staticmem.passes.inplace import writes_into_views
 
 LastHeld = Callable[[Collection[str]], Mapping[str, int]]
 
@@ -86,7 +88,8 @@ class ForwardBound:
         `open_ops` are the indices of ops that may run in place or out of place. `last_held` says of names of values
         during which op a variable may hold them last; those that it leaves out may be held to the end.
         """
-        if any(self.graph.ops[index].base.rstrip("_") in SAVE_LESS_IN_PLACE for index in open_ops):
+        ops = [self.graph.ops[index] for index in open_ops]
+        if any(op.base.rstrip("_") in SAVE_LESS_IN_PLACE for op in ops) or writes_into_views(self.graph, ops):
             return False
         most = self.most(open_ops, last_held)
         return most is not None and most <= peak

@@ -242,7 +242,21 @@ def test_a_group_with_a_broken_text_is_translated(tmp_path: Path) -> None:
     ]
     graph = graph_of(tmp_path, nodes)
     assert targets(graph) == ["aten::relu", "aten::add.Tensor", "aten::exp"]
-    assert [(n.code, n.count) for n in graph.notes] == [("SM251", 2), ("SM271", 2)]
+    assert [(n.code, n.count) for n in graph.notes] == [("SM251", 1), ("SM271", 2)]
+
+
+def test_several_merged_arguments_are_in_the_order_of_the_node(tmp_path: Path) -> None:
+    """Eager runs `mv` a second time, with a gradient: an optimiser has taken both for one."""
+    nodes = [
+        fx(node("MatMul", ["w", "x"], ["mv"]), call("mv", "aten.mv.default", "(%w, %x)")),
+        fx(node("Relu", ["mv"], ["relu"]), call("relu", "aten.relu.default", "(%mv,)")),
+        fx(node("MatMul", ["relu", "mv"], ["dot"]), call("dot", "aten.dot.default", "(%clone_1, %mv_1)")),
+        fx(node("Exp", ["dot"], ["y"]), call("y", "aten.exp.default", "(%dot,)")),
+    ]
+    proto = model(nodes, [value("w", (4, 8)), value("x", (8,))], ["y"])
+    graph = bound(proto, tmp_path)
+    assert targets(graph) == ["aten::mv", "aten::relu", "aten::mv", "aten::dot", "aten::exp"]
+    assert graph.ops[3].args == (Ref("relu"), Ref("mv_1"))
 
 
 def lined(proto: Any, text: str) -> Any:

@@ -234,9 +234,9 @@ def _normed_weights(graph: Graph) -> dict[str, Attribute]:
 
 
 def _is_normed(fqn: str, op: Op, names: set[str]) -> bool:
-    """`weight_v` has `weight_g` beside it, `weight_orig` the buffers `weight_u` and `weight_v`."""
+    """`weight_v` has `weight_g` beside it, `weight_orig` the buffer `weight_u`. A file may have lost the
+    buffer `weight_v`, which is computed anew."""
     module, ending, rest = fqn.rpartition(_NORMED[op.base])
     if not ending or rest:
         return False
-    partners = ("_g",) if ending == "_v" else ("_u", "_v")
-    return all(f"{module}{partner}" in names for partner in partners)
+    return f"{module}{'_g' if ending == '_v' else '_u'}" in names
