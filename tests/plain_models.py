@@ -277,6 +277,18 @@ class Latents(nn.Module):  # type: ignore[misc]
         return self.head(y.mean(1))
 
 
+class Upcast(nn.Module):  # type: ignore[misc]
+    """Logits in float32, whatever the layers compute in."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(width, width), nn.Linear(width, 200)
+
+    def forward(self, x: Any) -> Any:
+        x = F.relu(self.body(x))
+        return self.head(x).float()
+
+
 def tokens(batch: int) -> tuple[Any, ...]:
     return (torch.randn(batch, 96, 64),)
 
@@ -306,6 +318,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]
     "coder": (Coder, image),
     "mixer": (Mixer, image),
     "latents": (Latents, tokens),
+    "upcast": (Upcast, tokens),
     "checkpoints_off": (lambda: Switched(False), image),
     "checkpoints_reentrant": (lambda: Switched(True, reentrant=True), image),
 }

@@ -307,6 +307,12 @@ FX_TEXTS: tuple[Pass, ...] = (
         "upcasts:restore_casts", classes=("transformers.",),
     ),
     Pass(
+        "casts of lines",
+        "casts that end a line of the model's code (`head(x).float()`), which return their input in a float32 export",
+        "aten/src/ATen/native/TensorConversions.cpp, to_impl",
+        "upcasts:casts_of_lines",
+    ),
+    Pass(
         "regions without grad",
         "regions of torch.no_grad() and torch.autocast(), of which the exporter makes graphs of their own",
         "torch/_export/passes/replace_set_grad_with_hop_pass.py and replace_autocast_with_hop_pass.py",

@@ -7,11 +7,15 @@ whatever the model's dtype is (transformers, `modeling_llama.py`: LlamaRMSNorm.f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
+from staticmem.ops import kinds_of
+from staticmem.passes.frames.line_texts import assigns_one_result
+from staticmem.passes.frames.source_lines import is_published
 
 
 def restore_casts(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
@@ -28,6 +32,41 @@ def restore_casts(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
         return graph, ()
     text = "casts to float32 of norms and rotary embeddings were put back: a float32 export leaves them out"
     return replace(graph, ops=tuple(editor.ops)), [Note("assumption", "SM255", text, editor.count)]
+
+
+def casts_of_lines(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
+    """The graph with a cast behind each statement of the model's own code that ends with one: `return head(x).float()`.
+
+    Under autocast, and in a cast model, the cast makes a tensor. Code of libraries is left as it was compared.
+    """
+    ops = graph.ops
+    last: dict[int, int] = {}  # the op that ends such a statement -> the depth of its frame
+    for index, op in enumerate(ops):
+        for depth, line in enumerate(op.stack):
+            if _CAST.search(line.text) and not is_published(line) and assigns_one_result(line.text):
+                after = ops[index + 1].stack if index + 1 < len(ops) else ()
+                if after[: depth + 1] != op.stack[: depth + 1]:
+                    last[index] = depth
+                break
+    if not last:
+        return graph, ()
+    count = 0
+    readers = {name for op in ops for name in op.refs()}.union(graph.outputs)
+    edited: list[Op] = []
+    for index, op in enumerate(ops):
+        name = op.outputs[0] if len(op.outputs) == 1 else ""
+        if index not in last or name not in readers or "cast" in kinds_of(op.base):
+            edited.append(op)
+            continue
+        plain = f"{name}::float32"
+        above = len(op.stack) - 1 - last[index]  # calls within the statement
+        modules = op.modules[: len(op.modules) - above] if above else op.modules
+        edited.append(replace(op, outputs=(plain,)))
+        cast = Op(name, "aten::to.dtype", (Ref(plain), dtypes.float32), {}, (name,), modules)
+        edited.append(replace(cast, stack=op.stack[: last[index] + 1]))
+        count += 1
+    text = "casts to float32 that end a line were put back: a float32 export leaves them out"
+    return replace(graph, ops=tuple(edited)), [Note("assumption", "SM255", text, count)]
 
 
 def _reads_float(op: Op, group: list[Op]) -> bool:
@@ -47,6 +86,7 @@ def _modules(ops: Sequence[Op]) -> list[list[Op]]:
     return groups
 
 
+_CAST = re.compile(r"\)\.float\(\)\s*(?:#.*)?$")
 Rule = Callable[["_Editor", list[Op], Sequence[Op]], None]
 
 
