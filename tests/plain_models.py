@@ -289,6 +289,20 @@ class Upcast(nn.Module):  # type: ignore[misc]
         return self.head(x).float()
 
 
+class Distances(nn.Module):  # type: ignore[misc]
+    """A graph of near points: `cdist`, of which the exporter of ONNX makes a matrix product, and a bound of a sum."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(width, width), nn.Linear(width, 10)
+
+    def forward(self, x: Any) -> Any:
+        near = torch.exp(-(torch.cdist(x, x) ** 2))
+        total = near.sum(-1, keepdim=True).clamp(min=1)
+        x = F.elu(torch.bmm(near / total, self.inner(x)))
+        return self.head(x.mean(1))
+
+
 def tokens(batch: int) -> tuple[Any, ...]:
     return (torch.randn(batch, 96, 64),)
 
@@ -319,6 +333,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]
     "mixer": (Mixer, image),
     "latents": (Latents, tokens),
     "upcast": (Upcast, tokens),
+    "distances": (Distances, tokens),
     "checkpoints_off": (lambda: Switched(False), image),
     "checkpoints_reentrant": (lambda: Switched(True, reentrant=True), image),
 }

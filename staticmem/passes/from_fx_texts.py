@@ -187,7 +187,7 @@ class _Builder:
         last = nodes[-1]
         stack = source_lines(last.stack)
         op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), last.op, stack)
-        op = fx_values.permuted_at_once(op, nodes)
+        op = fx_values.as_called(op, nodes, self.net)
         if self.numbers:
             op = fx_values.with_numbers(op, self.numbers)
         if self.net.rebound:

@@ -289,9 +289,9 @@ FX_TEXTS: tuple[Pass, ...] = (
     ),
     Pass(
         "statistics",
-        "std, var and index_add, of which the export makes primitive ops",
+        "std, var, cdist and index_add, of which the export makes primitive ops",
         "torch/_refs/__init__.py, torch/_decomp/decompositions.py",
-        "taken_apart:statistics", "prims::var aten::index_put",
+        "taken_apart:statistics", "prims::var aten::index_put aten::sqrt",
     ),
     Pass(
         "calls of modules",

@@ -1,12 +1,13 @@
 """Calls that the dynamo exporter took apart, where the parts tell which they were.
 
-`std` and `var` become `prims::var`, a view that puts the dimension back, and a square root; `index_add` becomes an
+`std` and `var` become `prims::var`, a view that puts the dimension back, and a square root; `cdist` of more than 25
+rows becomes a matrix product of vectors with their norms; `index_add` becomes an
 `index_put` that accumulates, which its source line tells from a real one (in a function of which no trace shows the
 lines it is taken for `index_add`, which code calls more often). Losses become element-wise ops: in PyTorch
 each is one kernel forward and one backward, which keep the input and the target; of the parts autograd would keep every
 intermediate. Code that has such a formula itself names its functions on that line; a call of a loss does not.
 
-Source: torch/_refs/__init__.py (`std`, `var`), torch/_decomp/decompositions.py (`_index_add`,
+Source: torch/_refs/__init__.py (`std`, `var`), torch/_decomp/decompositions.py (`_euclidean_dist`, `_index_add`,
 `binary_cross_entropy`, `smooth_l1_loss`, `huber_loss`, `soft_margin_loss`, `apply_loss_reduction`),
 aten/src/ATen/native/Loss.cpp (`binary_cross_entropy_with_logits`).
 """
@@ -30,6 +31,8 @@ from staticmem.passes.templates import Finder, Match, Named, Template, regrouped
 _UNIFORM = Named("u", ("rand_like", "given"))
 _EXPONENTIAL = ("mul", ("where", ("ge", _UNIFORM, "limit"), "least", ("log", _UNIFORM)), "factor")
 _RMS_NORM = re.compile(r"\brms_norm\(")
+_CDIST = re.compile(r"\bcdist\(")
+_TRANSPOSES = ("aten::transpose", "aten::permute", "aten::mT")
 _INDEX_ADD = re.compile(r"\bindex_add_?\(")
 
 
@@ -54,8 +57,11 @@ def statistics(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
     changed: dict[int, Op] = {}
     gone: set[int] = set()
     children = names_of_children(graph)
+    maker = {name: op for op in ops for name in op.outputs}
     for op in ops:
-        if op.base == "prims::var":
+        if op.base == "aten::sqrt" and op.stack and _CDIST.search(op.stack[-1].text):
+            _distance(op, maker, readers, changed, gone)
+        elif op.base == "prims::var":
             _variance(op, user, readers, changed, gone)
         elif op.base == "aten::index_put":
             added = _index_add(op, children)
@@ -86,6 +92,38 @@ def _variance(op: Op, user: dict[str, Op], readers: Counter[str], changed: dict[
         last, target=target, args=(op.args[0], dims), kwargs={"correction": correction, "keepdim": keepdim}
     )
     gone.update(id(part) for part in chain[:-1])
+
+
+def _distance(op: Op, maker: Mapping[str, Op], readers: Counter[str], changed: dict[int, Op], gone: set[int]) -> None:
+    """`cdist` in the place of the last op of `clamp(cat(-2 * x1, |x1|^2, 1) @ cat(x2, 1, |x2|^2).mT, 0).sqrt()`."""
+
+    def first(of: Op | None, *bases: str, at: int = 0) -> Op | None:
+        arg = of.args[at] if of is not None and len(of.args) > at else None
+        arg = arg[0] if isinstance(arg, tuple) and arg else arg
+        source = maker.get(arg.name) if isinstance(arg, Ref) else None
+        return source if source is not None and source.base in bases else None
+
+    product = first(first(op, "aten::clamp_min", "aten::clamp"), "aten::matmul", "aten::bmm")
+    left, right = first(product, "aten::cat"), first(first(product, *_TRANSPOSES, at=1), "aten::cat")
+    scaled = first(left, "aten::mul")
+    joined = right.args[0] if right is not None else None
+    if scaled is None or not isinstance(joined, tuple) or len(joined) != 3:
+        return
+    sides = (scaled.args[0], joined[0])
+    if not all(isinstance(side, Ref) for side in sides):
+        return
+    parts: dict[int, Op] = {}
+    inner: Counter[str] = Counter(op.refs())
+    waiting = [*op.refs()]
+    while waiting:
+        part = maker.get(waiting.pop())
+        if part is not None and id(part) not in parts and part.stack == op.stack and Ref(part.outputs[0]) not in sides:
+            parts[id(part)] = part
+            inner.update(part.refs())
+            waiting = [*waiting, *part.refs()]
+    if all(inner[name] == readers[name] for part in parts.values() for name in part.outputs):
+        changed[id(op)] = replace(op, target="aten::cdist", args=sides, kwargs=NO_KWARGS)
+        gone.update(parts)
 
 
 def _only_reader(op: Op, user: dict[str, Op], readers: Counter[str]) -> Op | None:

@@ -51,6 +51,27 @@ def test_a_variance_that_is_read_besides_stays_one() -> None:
     assert [op.target for op in found] == ["aten::var.correction", "aten::sqrt"]
 
 
+@pytest.mark.parametrize(
+    ("line", "target"), [("d = torch.cdist(x, z)", "aten::cdist"), ("d = dist(x, z)", "aten::sqrt")]
+)
+def test_distances_are_one_call_where_the_line_says_so(line: str, target: str) -> None:
+    b = Builder(x=(4, 30, 8), z=(4, 30, 8))
+    b.stack = (SourceLine("m.py", 1, "forward", line),)
+
+    def padded(name: str, scale: bool) -> Ref:
+        norm = b.call("sum.dim_IntList", b.call("pow.Tensor_Scalar", Ref(name), 2), (-1,), True)
+        ones = b.call("ones_like", norm)
+        parts = (b.call("mul.Tensor", Ref(name), -2), norm, ones) if scale else (Ref(name), ones, norm)
+        return b.call("cat", parts, -1)
+
+    product = b.call("matmul", padded("x", True), b.call("transpose.int", padded("z", False), -1, -2))
+    b.call("sqrt", b.call("clamp_min", product, 0))
+    result = after(b.ops, b.ops[-1].outputs).ops
+    assert result[-1].target == target
+    assert len(result) == (1 if target == "aten::cdist" else len(b.ops))
+    assert target != "aten::cdist" or result[-1].args == (X, Ref("z"))
+
+
 ONE = (Ref("i"),)
 
 
