@@ -19,6 +19,7 @@ from staticmem.ops import kinds_of
 from staticmem.ops.activations import SWISH
 from staticmem.passes.frames.line_texts import calls_hidden_code
 from staticmem.passes.frames.source_lines import names_of_children
+from staticmem.passes.lost_gradients import LIBRARIES
 
 if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked
@@ -288,11 +289,23 @@ def _guess(op: Op, maker: Op, graph: Graph, facts: _Facts) -> bool:
         return False
     if maker.base == "aten::conv2d" and op.base == "aten::relu" and _squeezed(maker, facts):
         return False
+    if op.base in _RARELY_IN_PLACE and _is_own(op):
+        return False
     if maker.base == "aten::linear" and _dimensions(graph, maker.outputs[0]) > 2:
         return False  # layers on tokens are of code that has no in-place activations by habit
     if "classifier" not in leaf:
         return True
     return {"classifier", "aux_classifier"}.isdisjoint(leaf.split(".")) or not _has_backbone(graph)
+
+
+# torchvision and timm ask for these in place (`inplace=True`); code of one's own has the default, which is out of place
+_RARELY_IN_PLACE = frozenset(("aten::silu", "aten::mish", "aten::hardswish", "aten::selu", "aten::celu"))
+
+
+def _is_own(op: Op) -> bool:
+    """Whether the classes around an op are known and of no library."""
+    classes = [frame.cls for frame in op.modules if frame.cls and not frame.cls.startswith("torch.nn.")]
+    return bool(classes) and not any(cls.startswith(LIBRARIES) for cls in classes)
 
 
 def _guess_add(op: Op, maker: Op, leaf: str, graph: Graph, facts: _Facts) -> bool:

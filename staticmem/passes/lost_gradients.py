@@ -32,7 +32,7 @@ _LAYERS = re.compile(
     r"(^|[._])(weight|bias|[qkv]_proj_weight|in_proj_weight|in_proj_bias|bias_[kv]|(weight|bias)_[ih]h(_l\d+\w*)?|"
     r"weight_[gv]|weight_orig|original\d?)$"
 )
-_LIBRARIES = ("torchvision.", "timm.", "transformers.")
+LIBRARIES = ("torchvision.", "timm.", "transformers.")
 _TAKEN_FOR_NO_GRAD = "SM262"
 
 
@@ -160,4 +160,4 @@ def _is_float(arg: Arg, graph: Graph) -> bool:
 
 def is_published(op: Op) -> bool:
     """Whether an op is one of the code of a library that figures were compared for."""
-    return any(frame.cls.startswith(_LIBRARIES) for frame in op.modules[-2:])
+    return any(frame.cls.startswith(LIBRARIES) for frame in op.modules[-2:])

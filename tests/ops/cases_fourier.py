@@ -25,7 +25,9 @@ def _transforms() -> list[Case]:
     cases += [call("aten::fft_irfft2", c(2, 4, 4), size) for size in (None, (4, 6), (4, 7))]
     cases += [call("aten::fft_irfftn", c(2, 4, 4), None, (1, 2))]
     cases += [call("aten::fft_fftshift", f(6)), call("aten::fft_ifftshift", f(4, 6), (1,))]
-    cases += [call(f"aten::{name}_window", 16) for name in ("hann", "hamming", "blackman", "bartlett")]
+    # whether fake tensors take a decomposition depends on what was imported before (`test_windows_are_views` is real)
+    for name in ("hann", "hamming", "blackman", "bartlett"):
+        cases.append(call(f"aten::{name}_window", 16, skip=("forward",), why="fake tensors may decompose it"))
     cases += [call("aten::fft_fftfreq", 8), call("aten::fft_rfftfreq", 8)]
     return cases
 

@@ -17,6 +17,7 @@ marks: list[pytest.MarkDecorator] = [pytest.mark.torch]
 if importlib.util.find_spec("torch") is not None:
     import our_side
     import real_side
+    import torch
     import torch_side
 
     marks += [
@@ -45,6 +46,15 @@ def test_rule_does_what_pytorch_does(case: Case) -> None:
 def _unnumbered(grads: dict[str, View | None]) -> dict[str, Any]:
     """Without the number of the allocation: the dispatch mode makes one more."""
     return {k: v and (re.sub(r"back\d+", "back", v.label), v.shape, v.strides, v.dtype) for k, v in grads.items()}
+
+
+@pytest.mark.parametrize("name", ["hann", "hamming", "blackman", "bartlett"])
+def test_windows_are_views(name: str) -> None:
+    """A periodic window is a view of one with an element more."""
+    (case,) = [case for case in CASES if case.targets == (f"aten::{name}_window",)]
+    storage = getattr(torch, f"{name}_window")(16).untyped_storage()
+    ((most, after),) = our_side.run(case, ()).forward
+    assert (most, after) == (storage.nbytes(), storage.nbytes())
 
 
 def test_every_rule_is_covered_or_excused() -> None:

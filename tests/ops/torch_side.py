@@ -13,12 +13,10 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import library_losses
 import torch
 from observe import Case, Observation, Spec, View
-from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -40,14 +38,6 @@ def enable_cuda() -> bool:
     if not registry[_CUDA]:
         registry[_CUDA] = registry[_META]
     return True
-
-
-def _eager_windows() -> contextlib.AbstractContextManager[Any]:
-    """Fake tensors decompose `hann_window` and its like once Inductor is imported, into fewer bytes than the kernels of
-    eager take (torch/_subclasses/fake_tensor.py, `_dispatch_impl`)."""
-    prefers = fake_tensor.torch_decomp_decompositions
-    choose = lambda func: "_window" not in func.name() and prefers(func)  # noqa: E731
-    return mock.patch.object(fake_tensor, "torch_decomp_decompositions", choose)
 
 
 class Live(TorchDispatchMode):  # type: ignore[misc]
@@ -161,7 +151,7 @@ def run(case: Case, pattern: Sequence[bool], hooks: Any = None) -> Observation:
     which those are is then not observed, because to ask for them unpacks them."""
     seen = Observation()
     log = Live(case.device)
-    with FakeTensorMode(), _eager_windows():
+    with FakeTensorMode():
         anchor = torch.empty((), device=case.device, requires_grad=True)
         flat = [
             Source.apply(anchor, spec, case.device) if needs else make(spec, case.device)
