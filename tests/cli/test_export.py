@@ -150,6 +150,7 @@ def test_existing_files_and_other_suffixes(script: str, tmp_path: Path, capsys: 
     assert ".pt2 or .onnx" in capsys.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_weights_may_be_read_on_the_cpu(script: str, tmp_path: Path) -> None:
     assert main(["export", f"{script}:reads", *INPUTS, "--device", "cpu", "-o", str(tmp_path / "n.pt2")]) == 0
     assert main(["export", f"{script}:Mixes", *INPUTS, "--device", "cpu", "-o", str(tmp_path / "m.pt2")]) == 0

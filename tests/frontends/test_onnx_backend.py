@@ -52,6 +52,7 @@ def _by_data(report: staticmem.Report) -> bool:
     return given or bounded or bool(report.coverage.unknown)
 
 
+@pytest.mark.exhaustive
 def test_every_model_of_the_collection(tmp_path: Path) -> None:
     messages: Counter[str] = Counter()
     wrong: list[str] = []

@@ -73,6 +73,7 @@ def own_net() -> Any:
         return names["Net"](16)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("package")
 def test_the_figures_of_the_module(tmp_path: Path) -> None:
     """Recorded on demand, kept, recorded again where the code takes another way, and exported."""

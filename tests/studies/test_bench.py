@@ -123,7 +123,9 @@ def test_the_spread_is_not_asked_for_where_it_decides_nothing() -> None:
     assert asked
 
 
-@pytest.mark.parametrize("conf", ["per_process_memory_fraction:0.5", "expandable_segments:True"])
+@pytest.mark.parametrize(
+    "conf", ["per_process_memory_fraction:0.5", pytest.param("expandable_segments:True", marks=pytest.mark.exhaustive)]
+)
 def test_settings_of_the_allocator_count(conf: str) -> None:
     words: dict[str, Any] = {"batch": 64, "optimizer": "sgd", "alloc_conf": conf}
     path = ROOT / "models" / "resnet18.pt2"

@@ -377,6 +377,7 @@ def test_names_of_a_model_stay_text(resnet: Sizing) -> None:
     assert "\x1b" not in text.render(replace(bad, recommendation="\x1b[2J"))
 
 
+@pytest.mark.exhaustive
 def test_the_same_input_gives_the_same_report(resnet: Sizing) -> None:
     again = sized()
     assert page.render(again) == page.render(resnet)

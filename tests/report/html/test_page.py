@@ -304,6 +304,7 @@ def test_flags_are_taken_out_in_every_form() -> None:
 # -- size ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_graph_of_ten_thousand_ops_is_below_two_megabytes() -> None:
     study, text = large()
     assert study.report.model.ops == 10_000
