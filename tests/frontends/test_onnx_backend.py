@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
+import pytest
 
 import staticmem
 from staticmem.errors import StaticmemError
