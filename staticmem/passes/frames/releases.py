@@ -10,6 +10,7 @@ torch/nn/utils/spectral_norm.py (`__call__`: setattr of `weight_orig / sigma`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence, Set
 
 from staticmem.ir.graph import Graph, Op, Ref, bases_of
@@ -203,14 +204,26 @@ def kept_by_modules(graph: Graph, policy: str = "expected") -> Mapping[str, Attr
     Lines say so (`self.x = value`). The policy "last-use" takes code without an op, of which there is no trace, to let
     go of them (`self.x = None`).
     """
-    kept = _normed_weights(graph)
-    if policy != "last-use" and any("self." in line.text for op in graph.ops for line in op.stack):
-        from staticmem.passes.frames.source_lines import execution_of
+    key = f"kept by modules {policy == 'last-use'}"
+    kept: dict[str, Attribute] | None = graph.derived.get(key)
+    if kept is None:
+        kept = graph.derived[key] = _normed_weights(graph)
+        if policy != "last-use" and _assigns_attributes(graph):
+            from staticmem.passes.frames.source_lines import execution_of
 
-        buffers = {p.fqn for p in (*graph.buffers, *graph.parameters)}
-        assigned = execution_of(graph).assigned
-        kept.update((name, kept) for name, kept in assigned.items() if kept.path not in buffers)
+            owned = {p.fqn for p in (*graph.buffers, *graph.parameters)}
+            assigned = execution_of(graph).assigned
+            kept.update({name: attribute for name, attribute in assigned.items() if attribute.path not in owned})
     return kept
+
+
+_ATTRIBUTE = re.compile(r"^[^=(]*\bself\.\w+\s*(?:,[^=(]*|:[^=(]*)?=(?!=)")
+
+
+def _assigns_attributes(graph: Graph) -> bool:
+    """Whether a line may assign to an attribute: most graphs have none."""
+    stacks = {id(op.stack): op.stack for op in graph.ops}.values()
+    return any(_ATTRIBUTE.match(text) for text in {line.text for stack in stacks for line in stack})
 
 
 def lasting_values(graph: Graph) -> Collection[str]:
