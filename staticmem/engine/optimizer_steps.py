@@ -2,7 +2,8 @@
 
 Sources: torch/optim/{sgd,adam,adamw,rmsprop,adagrad,radam,nadam,adamax,adadelta,_adafactor,_muon}.py
 (`_multi_tensor_*` is foreach, `_single_tensor_*` the for-loop), timm/optim/lion.py,
-transformers/optimization.py (`Adafactor`), bitsandbytes/optim/optimizer.py (`Optimizer1State`, `Optimizer2State`).
+transformers/optimization.py (`Adafactor`), bitsandbytes/optim/optimizer.py (`Optimizer1State`, `Optimizer2State`),
+torchao/optim/adam.py (`_AdamBase`) with subclass_8bit.py, subclass_4bit.py, subclass_fp8.py (`zeros`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TypeAlias
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
-from staticmem.scenario.step import BITSANDBYTES, Scenario
+from staticmem.scenario.step import BITSANDBYTES, TORCHAO, Scenario
 
 Shape: TypeAlias = tuple[int, ...]
 BLOCK = 256  # elements that share one absmax; bitsandbytes/optim/optimizer.py, `blocks = n // 256` (2,048 before 0.45)
@@ -340,6 +341,63 @@ def _of_bitsandbytes(s: Scenario) -> OptimizerFacts:
     return OptimizerFacts(states, lambda shape, dtype: (), fused=True, only_fused=True, shared=maps if eight else ())
 
 
+# -- torchao -----------------------------------------------------------------------------------------------------
+
+# class: elements that share a scale (defaults of AdamW8bit, AdamW4bit, AdamWFp8), type of the codes, elements of a code
+# book, elements in a code
+_OF_TORCHAO = {
+    "torchao-adamw-8bit": (256, dtypes.uint8, 256, 1),
+    "torchao-adamw-4bit": (128, dtypes.uint8, 16, 2),
+    "torchao-adamw-fp8": (256, dtypes.float8_e4m3fn, 0, 1),
+}
+
+
+def _torchao(s: Scenario) -> OptimizerFacts:
+    """Codes, float32 scales and a code book for each state (`_new_buffer`: from 4,096 elements on that fill blocks; the
+    others are as the parameter). `step()` compiles the update of each parameter by itself, whatever is asked.
+
+    Temporaries are what the wrapper code of Inductor in PyTorch 2.14 allocates for torchao 0.18: the maxima of the
+    blocks, unless each block is whole dimensions of the tensor; the scaled states in float32, but for 8 bits where blocks
+    lie within rows; and for 4 bits the codes in int64, which the packing reads in two halves.
+    """
+    block, dtype, book, packed = _OF_TORCHAO[s.optimizer or ""]
+
+    def quantized(shape: Shape) -> bool:
+        return _numel(shape) >= MIN_8BIT and _numel(shape) % block == 0
+
+    def codes(shape: Shape) -> Shape:
+        return shape if packed == 1 else (_numel(shape) // packed,)
+
+    def scales(shape: Shape) -> Shape:
+        return (_numel(shape) // block,)
+
+    def state(name: str) -> tuple[State, ...]:
+        parts = State(f"{name}_codes", codes, dtype), State(f"{name}_scale", scales, dtypes.float32)
+        return (*parts, State(f"{name}_qmap", lambda shape: (book,), dtypes.float32)) if book else parts
+
+    def states(shape: Shape) -> tuple[State, ...]:
+        names = ("exp_avg", "exp_avg_sq")
+        return tuple(s for name in names for s in state(name)) if quantized(shape) else _states(*names)(shape)
+
+    def twice(name: str, shape: Callable[[Shape], Shape] | None, dtype: DType) -> Steps:
+        return tuple(Make("triton: single_param_adam", f"{name}{k}", shape=shape, dtype=dtype) for k in (1, 2))
+
+    def loop(shape: Shape, _: DType) -> Steps:
+        if not quantized(shape):
+            return ()
+        full, of_bits = dtypes.float32, packed == 2 or book > 0
+        within_rows = next((size for size in reversed(shape) if size != 1), 1) % block == 0
+        if packed == 1 and book and within_rows:
+            return ()
+        whole = any(_numel(shape[k:]) == block for k in range(len(shape)))
+        maxima = () if of_bits and whole else twice("amax", scales, full)
+        scaled = twice("div", None, full) if of_bits else ()
+        wide = twice("codes", None, dtypes.int64) if packed == 2 else ()
+        return (*maxima, *scaled, *wide, Drop(tuple(f"{name}{k}" for name in ("amax", "div", "codes") for k in (1, 2))))
+
+    return OptimizerFacts(states, loop)
+
+
 def _numel(shape: Shape) -> int:
     n = 1
     for size in shape:
@@ -361,4 +419,5 @@ FACTS: dict[str, Callable[[Scenario], OptimizerFacts]] = {
     **dict.fromkeys(("adam", "adamw"), _adam),
     "muon": _muon,
     **dict.fromkeys(BITSANDBYTES, _of_bitsandbytes),
+    **dict.fromkeys(TORCHAO, _torchao),
 }

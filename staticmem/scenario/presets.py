@@ -78,6 +78,8 @@ NAMES_OF_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
     "adamw_torch_fused": ("adamw", "fused"),
     "adamw_bnb_8bit": ("adamw-8bit", None),
     "adamw_8bit": ("adamw-8bit", None),
+    "adamw_torch_8bit": ("torchao-adamw-8bit", None),
+    "adamw_torch_4bit": ("torchao-adamw-4bit", None),
     "lion_8bit": ("lion-8bit", None),
     "lion_32bit": ("lion-32bit", None),
     "paged_adamw_32bit": ("paged-adamw-32bit", None),

@@ -31,6 +31,7 @@ from staticmem.scenario.step import (
     ON_GPU,
     OPTIMIZERS,
     STRATEGIES,
+    TORCHAO,
     WHOLE,
     Generation,
     Levers,
@@ -321,10 +322,14 @@ class Request(Levers):
                 "Use --loss cross-entropy.",
                 code="SM282",
             )
-        if optimizer == "muon" and self.parallel not in (None, "ddp") and mode == "train":
+        whole = {
+            "muon": "Muon reads whole matrices, and how a library divides its work among GPUs is not covered.",
+            **dict.fromkeys(TORCHAO, "Which blocks of a divided parameter its states have is not covered."),
+        }
+        if optimizer in whole and self.parallel not in (None, "ddp") and mode == "train":
             raise UsageError(
-                f"muon and --parallel {self.parallel} cannot be combined",
-                "Muon reads whole matrices, and how a library divides its work among GPUs is not covered.",
+                f"{optimizer} and --parallel {self.parallel} cannot be combined",
+                whole[optimizer],
                 "Use --parallel ddp, or --optimizer adamw.",
                 code="SM127",
             )

@@ -21,8 +21,10 @@ BITSANDBYTES = (
     "adam-8bit", "adamw-8bit", "lion-8bit", "adamw-32bit", "lion-32bit",
     "paged-adamw-8bit", "paged-adamw-32bit", "paged-lion-8bit", "paged-lion-32bit",
 )  # fmt: skip
+# AdamW of torchao.optim: states of 8 or 4 bits, or FP8 E4M3, with a scale for each block
+TORCHAO = ("torchao-adamw-8bit", "torchao-adamw-4bit", "torchao-adamw-fp8")
 # muon is torch.optim.Muon beside an AdamW, lion timm's, adafactor-hf transformers' Adafactor
-OPTIMIZERS = (*TORCH_OPTIMIZERS, "muon", "lion", "adafactor-hf", *BITSANDBYTES)
+OPTIMIZERS = (*TORCH_OPTIMIZERS, "muon", "lion", "adafactor-hf", *BITSANDBYTES, *TORCHAO)
 FUSED = ("sgd", "adam", "adamw", "adagrad", *BITSANDBYTES)  # have fused kernels
 # losses that are the last op of the graph, which may have the last linear layer in it: the model computes it, or the
 # training loop with what the model has returned

@@ -260,6 +260,57 @@ def test_eight_bit_code_books_are_shared_and_made_only_where_needed(
     assert [b.nbytes for b in books] == [256 * 4] * maps
 
 
+# torchao 0.18: (bytes, alive) of each tensor that the wrapper code of Inductor allocates in the second step, with PyTorch
+# 2.14.1 on fake CUDA tensors; the same for parameters in float32 and bfloat16
+STEPS_OF_TORCHAO = {
+    "torchao-adamw-8bit": {
+        (1280, 5120): [], (8192,): [], (45, 1280): [], (384, 512): [], (512, 512, 1, 1): [], (2, 128, 256): [],
+        (1280,): [], (63, 65): [], (4097,): [], (64, 3, 7, 7): [],  # states as the parameter
+        (256, 100): [(400, 400), (400, 800), (102400, 103200), (102400, 205600)],
+        (256, 64, 3, 3): [(2304, 2304), (2304, 4608), (589824, 594432), (589824, 1184256)],
+        (16, 16, 48): [(192, 192), (192, 384), (49152, 49536), (49152, 98688)],
+        (64, 4, 64): [(65536, 65536), (65536, 131072)],
+        (32, 8, 16, 2, 1): [(32768, 32768), (32768, 65536)],
+    },
+    "torchao-adamw-4bit": {
+        (1280,): [], (4097,): [],
+        (8192,): [(256, 256), (256, 512), (32768, 33280), (32768, 66048), (65536, 131584), (65536, 197120)],
+        (64, 1, 64): [(128, 128), (128, 256), (16384, 16640), (16384, 33024), (32768, 65792), (32768, 98560)],
+        (300, 128): [(153600, 153600), (153600, 307200), (307200, 614400), (307200, 921600)],
+    },
+    "torchao-adamw-fp8": {
+        (1280,): [], (1001, 257): [],
+        (8192,): [(128, 128), (128, 256)],
+        (256, 100): [(400, 400), (400, 800)],
+        (2, 128, 256): [(1024, 1024), (1024, 2048)],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "shape"), [(name, shape) for name, shapes in STEPS_OF_TORCHAO.items() for shape in shapes], ids=str
+)
+def test_temporaries_of_torchao(name: str, shape: tuple[int, ...], dtype: DType) -> None:
+    assert ours(Scenario("train", name), shapes=(shape,), dtype=dtype) == STEPS_OF_TORCHAO[name][shape]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("torchao-adamw-8bit", {"codes": ((64, 128), 8192), "scale": ((32,), 128), "qmap": ((256,), 1024)}),
+        ("torchao-adamw-4bit", {"codes": ((4096,), 4096), "scale": ((64,), 256), "qmap": ((16,), 64)}),
+        ("torchao-adamw-fp8", {"codes": ((64, 128), 8192), "scale": ((32,), 128)}),
+    ],
+)
+def test_states_of_torchao(name: str, expected: dict[str, tuple[tuple[int, ...], int]]) -> None:
+    """What its state has on fake CUDA tensors, as above; smaller tensors and those that no blocks fill stay as they are."""
+    large, small, odd = states(Scenario("train", name), shapes=((64, 128), (63, 65), (4097,)), dtype=dtypes.bfloat16)
+    assert large == {f"{s}_{part}": form for s in ("exp_avg", "exp_avg_sq") for part, form in expected.items()}
+    assert small == {s: ((63, 65), 8190) for s in ("exp_avg", "exp_avg_sq")}
+    assert odd == {s: ((4097,), 8194) for s in ("exp_avg", "exp_avg_sq")}
+
+
 def test_lion_keeps_one_moment_and_makes_one_list() -> None:
     assert all(set(s) == {"exp_avg"} for s in states(Scenario("train", "lion")))
     total = 4 * sum(math.prod(s) for s in SHAPES)

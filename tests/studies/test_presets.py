@@ -68,11 +68,12 @@ def test_names_of_transformers(name: str, meant: tuple[str, str | None]) -> None
     assert given.optimizer_impl == "for-loop"
 
 
-def test_muon_is_refused_where_matrices_are_divided() -> None:
+@pytest.mark.parametrize("name", ["muon", "torchao-adamw-4bit"])
+def test_optimizers_that_are_refused_where_matrices_are_divided(name: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Request(optimizer="muon", parallel="zero2", devices=2).scenario()
+        Request(optimizer=name, parallel="zero2", devices=2).scenario()
     assert caught.value.code == "SM127"
-    Request(optimizer="muon", parallel="ddp", devices=2).scenario()
+    Request(optimizer=name, parallel="ddp", devices=2).scenario()
 
 
 @pytest.mark.parametrize(("option", "value"), [("parallel", "tp"), ("compile", True)])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import TORCH_OPTIMIZERS
+from staticmem.scenario.step import TORCH_OPTIMIZERS, TORCHAO
 
 # module to import and class of optimizers that are not torch.optim's: bitsandbytes/optim/__init__.py,
-# timm/optim/lion.py, transformers/optimization.py
+# timm/optim/lion.py, transformers/optimization.py, torchao/optim/__init__.py
 _OTHERS = {
     "adam-8bit": ("bitsandbytes", "bitsandbytes.optim.Adam8bit"),
     "adamw-8bit": ("bitsandbytes", "bitsandbytes.optim.AdamW8bit"),
@@ -18,6 +18,9 @@ _OTHERS = {
     "paged-adamw-32bit": ("bitsandbytes", "bitsandbytes.optim.PagedAdamW32bit"),
     "paged-lion-8bit": ("bitsandbytes", "bitsandbytes.optim.PagedLion8bit"),
     "paged-lion-32bit": ("bitsandbytes", "bitsandbytes.optim.PagedLion32bit"),
+    "torchao-adamw-8bit": ("torchao.optim", "torchao.optim.AdamW8bit"),
+    "torchao-adamw-4bit": ("torchao.optim", "torchao.optim.AdamW4bit"),
+    "torchao-adamw-fp8": ("torchao.optim", "torchao.optim.AdamWFp8"),
     "lion": ("timm.optim", "timm.optim.Lion"),
     "adafactor-hf": ("transformers", "transformers.Adafactor"),
 }
@@ -44,7 +47,7 @@ def keywords(request: Request) -> dict[str, object]:
     }  # fmt: skip
     if request.optimizer == "adafactor-hf":  # its defaults are a relative step and no rate
         decided |= {"scale_parameter": False, "relative_step": False}
-    elif request.optimizer in ("adamw", "adamw-8bit", "adamw-32bit") or request.weight_decay:
+    elif request.optimizer in ("adamw", "adamw-8bit", "adamw-32bit", *TORCHAO) or request.weight_decay:
         decided["weight_decay"] = request.weight_decay  # the default of AdamW is 0.01
     if request.optimizer in TORCH_OPTIMIZERS:
         if request.optimizer_impl == "fused":
