@@ -357,8 +357,8 @@ def _torchao(s: Scenario) -> OptimizerFacts:
     others are as the parameter). `step()` compiles the update of each parameter by itself, whatever is asked.
 
     Temporaries are what the wrapper code of Inductor in PyTorch 2.14 allocates for torchao 0.18: the maxima of the
-    blocks, unless each block is whole dimensions of the tensor; the scaled states in float32, but for 8 bits where blocks
-    lie within rows; and for 4 bits the codes in int64, which the packing reads in two halves.
+    blocks, unless each block is whole dimensions of the tensor; the scaled states in float32, but for 8 bits where
+    blocks lie within rows; and for 4 bits the codes in int64, which the packing reads in two halves.
     """
     block, dtype, book, packed = _OF_TORCHAO[s.optimizer or ""]
 

@@ -260,8 +260,8 @@ def test_eight_bit_code_books_are_shared_and_made_only_where_needed(
     assert [b.nbytes for b in books] == [256 * 4] * maps
 
 
-# torchao 0.18: (bytes, alive) of each tensor that the wrapper code of Inductor allocates in the second step, with PyTorch
-# 2.14.1 on fake CUDA tensors; the same for parameters in float32 and bfloat16
+# torchao 0.18: (bytes, alive) of each tensor that the wrapper code of Inductor allocates in the second step, with
+# PyTorch 2.14.1 on fake CUDA tensors; the same for parameters in float32 and bfloat16
 STEPS_OF_TORCHAO = {
     "torchao-adamw-8bit": {
         (1280, 5120): [], (8192,): [], (45, 1280): [], (384, 512): [], (512, 512, 1, 1): [], (2, 128, 256): [],
@@ -304,11 +304,11 @@ def test_temporaries_of_torchao(name: str, shape: tuple[int, ...], dtype: DType)
     ],
 )
 def test_states_of_torchao(name: str, expected: dict[str, tuple[tuple[int, ...], int]]) -> None:
-    """What its state has on fake CUDA tensors, as above; smaller tensors and those that no blocks fill stay as they are."""
+    """What its state has on fake CUDA tensors; small tensors and those that no blocks fill stay as they are."""
     large, small, odd = states(Scenario("train", name), shapes=((64, 128), (63, 65), (4097,)), dtype=dtypes.bfloat16)
     assert large == {f"{s}_{part}": form for s in ("exp_avg", "exp_avg_sq") for part, form in expected.items()}
-    assert small == {s: ((63, 65), 8190) for s in ("exp_avg", "exp_avg_sq")}
-    assert odd == {s: ((4097,), 8194) for s in ("exp_avg", "exp_avg_sq")}
+    assert small == dict.fromkeys(("exp_avg", "exp_avg_sq"), ((63, 65), 8190))
+    assert odd == dict.fromkeys(("exp_avg", "exp_avg_sq"), ((4097,), 8194))
 
 
 def test_lion_keeps_one_moment_and_makes_one_list() -> None:
