@@ -1,4 +1,5 @@
-"""The process that builds an architecture on the meta device and records it (`recording.architectures`).
+"""The process that builds an architecture on the meta device and records it, or exports its graph
+(`recording.architectures`).
 
 It loads no weights and no code but that of the installed packages, and asks no network. A config is hostile input: the
 numbers of modules and of parameters are bounded, and so are the process's time and memory.
@@ -80,7 +81,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
 def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
     from staticmem.errors import StaticmemError
     from staticmem.frontends.recording_format import pack
-    from staticmem.recording.export import ExportRequest, exported
+    from staticmem.recording.export import ExportRequest, graph_file
     from staticmem.recording.record import record
 
     built.module.train(job.get("train", True))
@@ -91,7 +92,7 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
                 built.module, built.args, job["kind"], train=job["train"], loss=built.loss, kwargs=built.kwargs,
                 axes=built.axes,
             )  # fmt: skip
-            data, lines = exported(request)
+            data, lines = graph_file(request)
         else:
             data = pack(record(built.module, built.args, built.kwargs, built.loss, axes=built.axes))
     except StaticmemError as error:

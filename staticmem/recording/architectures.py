@@ -17,18 +17,21 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from staticmem import child
-from staticmem.child import Failure
+from staticmem.child import Failure, RunError
 from staticmem.errors import UsageError
 from staticmem.files import read, temporary_folder
 from staticmem.frontends import recording_format as written
 from staticmem.frontends.architectures import Architecture, read_config
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.model_file import ModelFile
+from staticmem.recording import not_recorded
+from staticmem.recording.attach import with_recording
 
-TIMEOUT = 600.0  # seconds: 80 layers take some 40 on a slow core
+TIMEOUT = 600.0  # seconds: the graph of 80 layers takes some 30 on a slow core, its recording as much
 MEMORY = 12 << 30  # bytes that the process may have; one for 80 layers takes 1 GiB
 MOST_KEPT = 64  # recordings; one has a few KiB
 FAILURES: child.Failures = {
@@ -93,14 +96,23 @@ def built_model(architecture: Architecture) -> BuiltModel:
 def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[bytes, list[str]]:
     """The bytes of the export and lines for the user, as `recording.export.exported` gives them.
 
+    The graph and the recording are made at the same time, each by a process that builds the model: of a large model
+    both take long, and neither needs the other. The recording may be one that was kept.
+
     Raises as `built_model`.
     """
-    with temporary_folder() as folder:
+    with ThreadPoolExecutor(1) as beside, temporary_folder() as folder:
+        recording = beside.submit(_document, architecture, None)
         path = os.path.join(folder, f"model{kind}")
         job = {**_job(architecture, None), "kind": kind, "train": train, "file": path}
         answer = _run(job, folder, architecture)
         with open(path, "rb") as file:
-            return file.read(), [str(line) for line in answer["lines"]]
+            data, lines = file.read(), [str(line) for line in answer["lines"]]
+        try:
+            document = recording.result()
+        except RunError as error:
+            return data, [*lines, not_recorded(error)]
+    return with_recording(data, kind, document), lines
 
 
 def _document(architecture: Architecture, sizes: Mapping[str, int] | None) -> Any:

@@ -11,11 +11,9 @@ from typing import Any
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.frontends import traced_sizes
 from staticmem.ir.model_file import TracedSizes
-from staticmem.recording import EXPORTERS, tracing, writing
+from staticmem.recording import EXPORTERS, NOT_RECORDED, not_recorded, tracing, writing
 from staticmem.recording.attach import with_recording
 from staticmem.recording.record import record
-
-NOT_RECORDED = "Without a recording of the code"
 
 
 @dataclass(frozen=True)
@@ -73,15 +71,15 @@ def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
     Raises:
         ModelFileError: it cannot be exported; the message is PyTorch's.
     """
-    data, lines = _graph_file(request)
+    data, lines = graph_file(request)
     try:
         document = record(request.module, request.inputs, request.kwargs, request.loss, axes=request.axes)
     except ModelFileError as error:
-        return data, [*lines, f"{NOT_RECORDED}: {error.what}. {error.why}"]
+        return data, [*lines, not_recorded(error)]
     return with_recording(data, request.kind, document), lines
 
 
-def _graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
+def graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
     """The bytes of the file without a recording, and lines that tell the user of its sizes."""
     if request.kind == ".onnx" and request.exporter == "torchscript":
         return _scripted(request)
