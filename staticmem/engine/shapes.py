@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.engine.interpreter import AUTOGRAD, Interpreter
@@ -39,11 +42,28 @@ def output_shape(graph: Graph) -> tuple[int, ...]:
         raise no_tensor_output()
     if value is not None and value.shape is not None:
         return value.shape
+    if graph.recorded is not None and graph.outputs[0] in graph.recorded.output_shapes:
+        return graph.recorded.output_shapes[graph.outputs[0]]
     shapes = value_infos(graph, training=False)
     shape = next((shapes[name].shape for name in graph.outputs if name in shapes), None)
     if shape is None:
         raise no_tensor_output()
     return shape
+
+
+def check_output_shapes(graph: Graph, env: Mapping[str, Any]) -> None:
+    """Compares the outputs of a forward, by name in `env`, with the shapes that a recording has of them: the target was
+    made for those.
+
+    Raises:
+        ModelFileError: they differ.
+    """
+    for name, shape in graph.recorded.output_shapes.items() if graph.recorded is not None else ():
+        tensor = env.get(name)
+        if isinstance(tensor, Tensor) and tensor.shape != shape:
+            from staticmem.frontends.recording_format import damaged  # late: it takes LZMA to import
+
+            raise damaged(graph.name, f"an output has the shape {list(shape)}, and its ops give {list(tensor.shape)}")
 
 
 def no_tensor_output() -> UsageError:

@@ -23,7 +23,7 @@ from staticmem.engine.held_outputs import HeldOutputs
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.kept_history import KeptHistories, fill_place
 from staticmem.engine.notes import note_of_offloading, notes_of_selection, notes_of_step
-from staticmem.engine.shapes import no_tensor_output, output_shape, placed
+from staticmem.engine.shapes import check_output_shapes, no_tensor_output, output_shape, placed
 from staticmem.errors import DimensionError, UsageError, closest
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
@@ -375,6 +375,7 @@ class _Step:
         graph_before, e.of_graph = e.of_graph, attributes_of_ctx()
         offloading = self._offload()
         outputs = self.interpreter.forward(after)
+        check_output_shapes(self.graph, self.interpreter.env)
         if offloading is not None:
             e.saved_hooks.pop()
         if self.outputs is not None:

@@ -273,6 +273,7 @@ class Recorded:
         read_again: values that autograd has saved and the code reads again: the ops of a backward that it runs with
             create_graph=True.
         unread: values that module calls are given and that none of their ops reads, by the frame of the call.
+        output_shapes: shapes of the outputs by name, where the recording has them. A step checks them when it has run.
     """
 
     last_held: Mapping[str, int]
@@ -284,6 +285,7 @@ class Recorded:
     enables_grad: bool = False
     read_again: Set[str] = frozenset()
     unread: Mapping[Frame, tuple[str, ...]] = field(default_factory=dict)
+    output_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @record(frozen=True, slots=True)

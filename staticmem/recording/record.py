@@ -192,9 +192,11 @@ class _Call:
             if training and self.loss is not None:
                 result = self.loss(result)
             program = watch.program
-            program.outputs = list(dict.fromkeys(watch.value(t) for t in _tensors(result)))
+            outputs = {watch.value(t): t for t in _tensors(result)}
+            program.outputs = list(outputs)
+            program.output_shapes = [self.sizes.shape(t.shape) for t in outputs.values()]
         watch.program, watch.paused = Program(), True  # of what ends from here on no op is the last
-        del result
+        del result, outputs
         watch.paused = False
         return program
 

@@ -51,6 +51,7 @@ class Program:
         self.lasting: list[int] = []
         self.released_before: list[int] = []  # those of them that Python lets go of before the first op
         self.outputs: list[int] = []
+        self.output_shapes: list[list[Any]] = []
 
     def let_go(self, values: Sequence[int]) -> None:
         """Python has just let go of these values."""

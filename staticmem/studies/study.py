@@ -150,9 +150,12 @@ class Study:
         return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes, logits)
 
     def _logits(self, bound: Graph) -> tuple[int, ...] | None:
-        """Sizes of the first output, which a recording does not have, for a loss that runs the last linear layer."""
+        """Sizes of the first output of a recording, for a loss that runs the last linear layer."""
         if bound.programs is None or not self.scenario.training or self.scenario.loss not in HEAD_LOSSES:
             return None
+        recorded = bound.recorded.output_shapes if bound.recorded is not None else {}
+        if bound.outputs and bound.outputs[0] in recorded:
+            return recorded[bound.outputs[0]]
         plain = Scenario(torch=self.scenario.torch)
         shapes = run_step(pipeline.for_step(bound, plain), plain).output_shapes
         return shapes[0] if shapes else None
