@@ -192,11 +192,13 @@ class _Program:
         unread = {self.stacks[call][-1]: values for call, values in of_calls.items()}
         lasting = tuple(self.names[fields.size(v)] for v in fields.items(program.get("lasting", [])))
         loss = fields.boolean(document["loss"]) and self.training
-        shapes = map(self.shape, fields.items(program.get("output_shapes", [])))
+        shapes = [self.shape(shape) for shape in fields.items(program.get("output_shapes", []))]
+        if shapes and len(shapes) != len(outputs):
+            raise ValueError(f"{len(outputs)} outputs have {len(shapes)} shapes")
         enables_grad = not self.training and any(op.grad for op in ops)
         recorded = Recorded(
             last_held, lasting, kept, regions, self.functions, loss, enables_grad, frozenset(self.read_again), unread,
-            dict(zip(outputs, shapes, strict=False)),
+            dict(zip(outputs, shapes, strict=bool(shapes))),
         )  # fmt: skip
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,

@@ -10,10 +10,12 @@ from unittest import mock
 import pytest
 
 import staticmem
-from staticmem.child import FailedError
+from staticmem.child import FailedError, RunError
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
+from staticmem.frontends import open_model
 from staticmem.frontends.architectures import architecture_of
+from staticmem.frontends.recorded import RecordedModel
 from staticmem.recording import architecture_child, architectures
 from staticmem.studies import Request, Study
 
@@ -94,6 +96,18 @@ def test_the_figures_of_the_module(tmp_path: Path) -> None:
     file = tmp_path / "net.pt2"
     assert main(["export", "timm:net", "-o", str(file)]) == 0
     assert staticmem.analyze(file, resolution=48, **words).peak.live_bytes == expected
+
+
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("package")
+def test_an_export_has_the_recording_beside_the_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "net.pt2")
+    assert main(["export", "timm:net", "-o", file]) == 0
+    assert isinstance(open_model(file), RecordedModel)
+    with mock.patch("staticmem.recording.architectures._document", side_effect=RunError("it failed", "Why", "")):
+        assert main(["export", "timm:net", "-o", file, "--force"]) == 0  # the graph alone, and a line that says so
+    assert not isinstance(open_model(file), RecordedModel)
+    assert "Without a recording of the code: it failed. Why" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("package")

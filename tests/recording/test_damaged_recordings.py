@@ -162,6 +162,20 @@ def test_calls_are_given_values_that_there_are(documents: list[dict[str, Any]], 
     assert error.value.code == "SM108"
 
 
+@pytest.mark.parametrize("shapes", [[["batch", 7]], [["batch"]], [[]], [[3, 4], [3, 4]], [[-1]], [3], {"0": []}])
+def test_outputs_have_the_shapes_that_their_ops_give(documents: list[dict[str, Any]], shapes: Any) -> None:
+    document = copy.deepcopy(documents[3])
+    expected = analysed(document, MODES[0]).peak.live_bytes
+    for program in document["programs"]:
+        assert len(program.pop("output_shapes")) == len(program["outputs"]) == 1
+    assert analysed(document, MODES[0]).peak.live_bytes == expected  # as in recordings of earlier versions
+    for program in document["programs"]:
+        program["output_shapes"] = shapes
+    with pytest.raises(ModelFileError) as error:
+        analysed(document, MODES[0])
+    assert error.value.code == "SM108"
+
+
 def test_a_checkpoint_keeps_no_value_that_has_gone(documents: list[dict[str, Any]]) -> None:
     """Nor one that is made later, nor one of the model: these lists change no figure."""
     document = copy.deepcopy(documents[3])
