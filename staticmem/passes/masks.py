@@ -156,6 +156,8 @@ def _without_batch(op: Op, mask: Any, ops: list[Op], dropped: dict[str, int]) ->
     """`where(expand(mask, (B, ...)), bias, -inf)` with a mask that is the same for every row: batch 1."""
     if not isinstance(mask, Mask) or len(mask.shape) != 4 or mask.shape[0] == 1 or not mask.independent_of(0):
         return op
+    if _is_scalar(op.args[1], ops):
+        return op
     name = op.args[0].name if isinstance(op.args[0], Ref) else ""
     for index in range(len(ops) - 1, -1, -1):
         maker = ops[index]
@@ -169,6 +171,13 @@ def _without_batch(op: Op, mask: Any, ops: list[Op], dropped: dict[str, int]) ->
             dropped["batch"] += 1
             return replace(op, args=(Ref(narrow), *op.args[1:]))
     return op
+
+
+def _is_scalar(arg: Arg, ops: list[Op]) -> bool:
+    """Whether code chooses between 0 and the least number: the mask of attention that is written out, which has the
+    rows of the batch in eager too (transformers 5.24, masking_utils.py, `eager_mask`)."""
+    maker = _maker(arg.name, ops) if isinstance(arg, Ref) else None
+    return maker is not None and maker.base == "aten::zeros" and maker.args[:1] == ((),)
 
 
 def _position_biases(graph: Graph) -> set[str]:
