@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence, Set
 from staticmem.ir.graph import Graph, Op, Ref, bases_of
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
-from staticmem.passes.frames.policy import Attribute, Held, Stack, held_by_policy
+from staticmem.passes.frames.policy import Attribute, Held, Stack, common_depth, held_by_policy
 
 _NORMED = {"aten::_weight_norm": "_v", "aten::div": "_orig"}  # op -> how the name of its first operand ends
 
@@ -49,11 +49,49 @@ def releases_of(graph: Graph, policy: str, training: bool, cast: bool = False) -
             if cast:
                 last_held = {**last_held, **_ends_of_cast_locals(graph, last_held)}
             releases = _recorded_releases(graph, last_held)
+        elif graph.generated is not None:
+            releases = _recorded_releases(graph, graph.generated.last_held[policy])
         else:
             held = held_values(graph, policy, training=training)
             releases = _releases(graph, held, kept_by_modules(graph, policy))
         graph.derived[key] = releases
     return releases
+
+
+def ends_of_values(graph: Graph, policy: str) -> dict[str, int]:
+    """The values of an inference, each with the index of the op after which nothing holds it, for a graph that is no
+    recording: `releases_of`, with what frames of modules hold on. What is held to the end is not among them."""
+    releases = releases_of(graph, policy, training=False)
+    last, frames = dict(releases.last_use), _ends_of_frames(graph)
+    made_in: dict[str, Stack] = {}
+    stack: Stack = ()
+    for index, op in enumerate(graph.ops):
+        stack = op.modules or stack
+        for name in op.refs():  # a frame holds what its module was called with
+            if name in made_in:
+                depth = common_depth(made_in[name], stack)
+                if depth < len(stack):
+                    last[name] = max(last[name], frames[index][depth])
+        made_in.update(dict.fromkeys(op.outputs, stack))
+    for name, depth in releases.frames.items():
+        at = releases.last_use[name]
+        if at < len(graph.ops) and depth < len(frames[at]):
+            last[name] = max(last[name], frames[at][depth])
+    return {name: index for name, index in last.items() if index < len(graph.ops)}
+
+
+def _ends_of_frames(graph: Graph) -> list[tuple[int, ...]]:
+    """For each op the last op of each of the module calls that it is in, outermost first."""
+    ends: list[tuple[int, ...]] = []
+    stack: Stack = ()
+    last: tuple[int, ...] = ()
+    for index in range(len(graph.ops) - 1, -1, -1):
+        modules = graph.ops[index].modules
+        if modules and modules is not stack:  # an op without modules is where the one before it is
+            common = common_depth(stack, modules)
+            stack, last = modules, (*last[:common], *(index,) * (len(modules) - common))
+        ends.append(last)
+    return ends[::-1]
 
 
 def _recorded_releases(graph: Graph, last_held: Mapping[str, int]) -> Releases:

@@ -12,7 +12,14 @@ which holds it until the loss is divided by the number of classes).
 
 Experts of transformers run in a function as well (5.23, integrations/moe.py, `batched_mm_experts_forward`):
 `selected_weights` has the weights of each token's experts until it is assigned again or the function returns, and
-`selected_hidden_states` the repeated tokens until it returns.
+`selected_hidden_states` the repeated tokens until it returns. In `grouped_mm_experts_forward` it is
+`selected_hidden_states_g`, and other names have the order of tokens and the sizes of groups.
+
+So does attention that models write out (5.24, `eager_attention_forward` of models/llama/modeling_llama.py and others):
+`key_states` and `value_states` have what `repeat_kv` gives until the function returns. Where the models have sinks
+(models/gpt_oss/modeling_gpt_oss.py) so has `combined_logits` the scores with them, and `attn_weights` those without,
+until it has the weights. The weights are the second result: the forward of the attention returns them, and a layer that
+calls it with `hidden_states, _ = self.self_attn(` has them until it returns.
 """
 
 from __future__ import annotations
@@ -38,6 +45,9 @@ _VARIABLES: Mapping[str, Mapping[str, str]] = {
     "local_response_norm": {"aten::avg_pool2d": "aten::pow", "aten::avg_pool3d": "aten::pow"},
 }
 _EXPERTS = "experts_forward("
+_NAMED_IN_GROUPS = ("aten::sort", "aten::histc", "aten::cumsum")
+_ATTENTION = re.compile(r"\battention_interface\(")
+_TWO_RESULTS = re.compile(r"^\w+\s*,\s*\w+\s*=[^=]")
 _FUNCTION = re.compile(rf"\b({'|'.join(_VARIABLES)})\(")
 
 
@@ -195,11 +205,55 @@ def held_in_functions(graph: Graph) -> dict[str, int]:
             held.update(_held_in_call(ops[start:stop], start, _VARIABLES[call[1]]))
         start = stop
     held.update(_held_by_experts(ops))
+    held.update(_held_by_attention(ops))
     return held
 
 
+def _held_by_attention(ops: tuple[Op, ...]) -> dict[str, int]:
+    """What the variables of `eager_attention_forward` hold, and those that have the weights which it returns."""
+    held: dict[str, int] = {}
+    start = 0
+    while start < len(ops):
+        stop = start + 1
+        while stop < len(ops) and ops[stop].stack in (ops[start].stack, ()):
+            stop += 1
+        own = ops[start:stop]
+        if own[0].stack and _ATTENTION.search(own[0].stack[-1].text) and _of_transformers(own[0]):
+            products = [op for op in own if op.base == "aten::matmul"]
+            softmax = next((op for op in own if op.base in ("aten::softmax", "aten::_softmax")), None)
+            if len(products) == 2 and softmax is not None:
+                returned = {name: stop - 1 for op in own if op.base == "aten::reshape" for name in op.outputs}
+                joined = next((op for op in own if op.base == "aten::cat"), None)
+                if joined is not None:
+                    returned.update(dict.fromkeys(softmax.refs()[:1], stop - 1))
+                    returned[joined.refs()[0]] = start + own.index(products[1]) - 1
+                held.update(returned)
+                held[products[1].refs()[0]] = _end_of_weights(ops, stop - 1)
+        start = stop
+    return held
+
+
+def _of_transformers(op: Op) -> bool:
+    return bool(op.modules) and op.modules[-1].cls.startswith("transformers.")
+
+
+def _end_of_weights(ops: tuple[Op, ...], last: int) -> int:
+    """The last op during which a variable has the weights: of the forward of the attention, which ends the call at
+    `last`, or of the layer that calls it."""
+    modules, stack = ops[last].modules, ops[last].stack
+    kept = len(modules) > 1 and len(stack) > 1 and _TWO_RESULTS.match(stack[-2].text) is not None
+    frame = modules[:-1] if kept else modules
+    end = last
+    for index in range(last + 1, len(ops)):
+        if ops[index].modules and ops[index].modules[: len(frame)] != frame:
+            break
+        end = index
+    return end
+
+
 def _held_by_experts(ops: tuple[Op, ...]) -> dict[str, int]:
-    """What the variables of `batched_mm_experts_forward` hold: it multiplies with weights that it gathered by token."""
+    """What the variables of `batched_mm_experts_forward` hold, which multiplies with weights that it gathered by token,
+    and those of `grouped_mm_experts_forward`, which sorts tokens by expert."""
     calls: dict[Stack, list[int]] = {}  # the ops of each call, those of its activation too
     for index, op in enumerate(ops):
         for number, line in enumerate(op.stack):
@@ -209,6 +263,12 @@ def _held_by_experts(ops: tuple[Op, ...]) -> dict[str, int]:
     held: dict[str, int] = {}
     for indices in calls.values():
         own = [ops[index] for index in indices]
+        if any(op.base == "aten::_grouped_mm" for op in own):
+            named = [op for op in own if op.base in _NAMED_IN_GROUPS]
+            tokens = {name for op in own if op.base == "aten::floor_divide" for name in op.outputs}
+            named += [op for op in own if op.base == "aten::index" and not tokens.isdisjoint(op.refs())]
+            held.update({name: indices[-1] for op in named for name in op.outputs})
+            continue
         if not any(op.base == "aten::bmm" for op in own):
             continue
         gathers = [index for index, op in zip(indices, own, strict=True) if op.base == "aten::index"]
