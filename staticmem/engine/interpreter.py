@@ -188,7 +188,7 @@ class Interpreter:
         grad_enabled = e.grad_enabled
         ops, trace, env, owners, copies = self.graph.ops, e.trace, self.env, self.owners, self.copies
         keeps, frames, frame_of = self.keeps_values or checkpoints is not None, self.frames, self.held_by_frames
-        produced, enters = self.produced_in, self.recorded is None
+        produced, enters = self.produced_in, self.recorded is None and self.graph.generated is None
         again = self.recorded.read_again if self.recorded is not None else ()
         self.records, signatures = records_of_modes(e), self.signatures
         for index in range(start, end):

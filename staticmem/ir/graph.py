@@ -301,10 +301,12 @@ class KeptTokens:
 @record(frozen=True, slots=True)
 class Generated:
     """What a graph of `generate` is made of. `decode` is the index of the first op of the last decode step, the number
-    of ops where there is none."""
+    of ops where there is none. `last_held` has, where the file is no recording, for each policy of `passes.frames` the
+    values with the index of the op after which the code lets go of them."""
 
     decode: int
     caches: tuple[KeptTokens, ...]
+    last_held: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 class Programs(Protocol):

@@ -33,8 +33,3 @@ def packed_queries(e: Eager, query: Tensor, key: Tensor) -> Tensor:
 def next_token_logits(e: Eager, logits: Tensor) -> Tensor:
     """A copy in float32: `outputs.logits[:, -1].to(copy=True, dtype=torch.float32)`."""
     return e.empty(logits.shape, dtypes.float32, kernel="aten._to_copy.default")
-
-
-@rule("staticmem::let_go", transparent=True)
-def let_go(e: Eager, *held: Tensor) -> None:
-    """Allocates nothing: variables hold what it reads until here."""

@@ -67,7 +67,7 @@ UNCOVERED: dict[str, str] = {
     "staticmem::own_backward": "stands for a custom autograd function: tests/passes/test_custom_functions.py",
     **{
         f"staticmem::{name}": "a call of generate that no single ATen call is: tests/studies/test_generation.py"
-        for name in ("cache", "packed_queries", "next_token_logits", "let_go")
+        for name in ("cache", "packed_queries", "next_token_logits")
     },
     "aten::item": "a number on the host: returns no tensor",
     "aten::_local_scalar_dense": "a number on the host: returns no tensor",

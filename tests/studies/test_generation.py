@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import staticmem
-from staticmem.errors import DimensionError, ModelFileError, UsageError
+from staticmem.errors import DimensionError, UsageError
 from staticmem.scenario.request import Request
 from staticmem.studies.study import Study
 
@@ -96,11 +96,14 @@ def test_an_image_model_does_not_generate() -> None:
     assert error.value.code == "SM125"
 
 
-def test_compressed_caches_are_refused() -> None:
-    """Latent attention of DeepSeek V3: what its cache holds is not what the attention call gets."""
-    with pytest.raises(ModelFileError) as error:
-        _ = _study("latent").graph
-    assert error.value.code == "SM126"
+@pytest.mark.parametrize(("model", "rotated"), [("deepseek_v3", 64), ("minicpm3", 32)])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_latents_are_cached(model: str, rotated: int, cache: str) -> None:
+    """3 layers, each with latents of 256 elements and a rotated part that all heads share, in 2 bytes."""
+    asked = _study(model, cache, batch=2, prompt=100, new=29).report.generation
+    assert asked is not None
+    assert asked.token_bytes == 3 * (256 + rotated) * 2
+    assert asked.cache_bytes == 2 * 128 * asked.token_bytes
 
 
 def test_the_longest_prompt_fits_and_the_next_does_not() -> None:

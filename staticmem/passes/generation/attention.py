@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from staticmem.errors import ModelFileError
 from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
 from staticmem.ir.record import record
 from staticmem.passes.affine import Affine, Knowledge, Mask
+from staticmem.passes.generation.over_keys import ops_over_keys
+from staticmem.passes.generation.reading import argument, not_recognised, ref_name, takes_all
+from staticmem.passes.generation.written import Written, written_attentions
 
 SDPA = "aten::scaled_dot_product_attention"
-NOT_RECOGNISED = "SM126"
 _REPEATS = ("aten::reshape", "aten::view", "aten::_unsafe_view", "aten::clone", "aten::expand", "aten::unsqueeze")
 _VIEWS = ("aten::split", "aten::split_with_sizes", "aten::transpose", "aten::view", "aten::reshape", "aten::slice")
-_END = 2**62  # a slice that ends behind it takes all that is left
 _LONGEST_CHAIN = 12  # ops of `repeat_kv`, with the slices that some exports write between them
 
 
 @record(frozen=True)
 class Attention:
-    """One call. `key` and `value` are what a cache takes: as the projections and the rotation leave them.
+    """One call. `key` and `value` are what a cache takes: keys and values as the projections and the rotation leave
+    them, or what both are computed of (latent attention).
 
     `given` are the key and the value of the call, which are others where they are repeated for heads that share them
     (`repeat_kv`): `groups` times, `repeats` are the values of these steps. `mask` is the name of the mask or "",
     `window` the number of tokens that a query sees at most (None: all before it). `grouped`: the kernel takes keys
     that are not repeated (`use_gqa_in_sdpa`), where there is no mask.
+
+    `updated_at` is the op before which the cache takes keys and values, `last` the one that multiplies values. The ops
+    `over_keys` run over all that the cache has then, `over_scores` over scores [.., queries, keys], where the code
+    writes the attention out. `bias` is the mask as such code adds it: the ops that make a number of its type, and
+    choose between it and the least one.
     """
 
     op: str
@@ -36,6 +42,11 @@ class Attention:
     mask: str
     window: int | None
     grouped: bool
+    updated_at: str
+    last: str
+    over_keys: frozenset[str] = frozenset()
+    over_scores: frozenset[str] = frozenset()
+    bias: tuple[Op, Op] | None = None
 
 
 def attentions(graph: Graph, wide: Graph) -> tuple[Attention, ...]:
@@ -45,79 +56,99 @@ def attentions(graph: Graph, wide: Graph) -> tuple[Attention, ...]:
     Raises:
         ModelFileError: there is none, or one that is not causal.
     """
-    windows = _windows(wide)
     maker = {name: op for op in graph.ops for name in op.outputs}
-    calls = [_attention(op, maker, windows) for op in graph.ops if op.base == SDPA]
+    written = {each.first.name: each for each in written_attentions(graph, maker)}
+    windows = _windows(wide, {name: each.mask.name for name, each in written.items() if each.mask is not None})
+    calls = []
+    for op in graph.ops:
+        if op.base == SDPA:
+            calls.append(_attention(graph, op, maker, windows))
+        elif op.name in written:
+            calls.append(_written_attention(graph, written[op.name], maker, windows))
     if not calls:
         raise not_recognised(
             "no attention was recognised",
-            "Looked for calls of scaled_dot_product_attention; code that multiplies queries and keys itself is not "
-            "covered.",
+            "Looked for calls of scaled_dot_product_attention, and for a matmul of queries and keys, a softmax and a "
+            "matmul with values.",
         )
     return tuple(calls)
 
 
-def not_recognised(what: str, why: str) -> ModelFileError:
-    """The error of a graph whose decode step cannot be derived."""
-    return ModelFileError(
-        f"generation cannot be predicted from this file: {what}",
-        why,
-        "Export the decoder with its prompt alone: one input of token ids, attn_implementation='sdpa', no padding "
-        "(docs/generation.md).",
-        code=NOT_RECOGNISED,
+def _not_causal(name: str) -> Exception:
+    return not_recognised(
+        f"the attention {name} is not causal",
+        "Looked for is_causal, or a mask of `key <= query` and `key > query - window`; cross attention, prefixes "
+        "and masks of other kinds are not covered.",
     )
 
 
-def _attention(op: Op, maker: Mapping[str, Op], windows: Mapping[str, int | None]) -> Attention:
+def _attention(graph: Graph, op: Op, maker: Mapping[str, Op], windows: Mapping[str, int | None]) -> Attention:
+    """A call of scaled_dot_product_attention."""
     query, *pair = op.args[:3]
     if op.name not in windows or not isinstance(query, Ref) or len(pair) < 2:
-        raise not_recognised(
-            f"the attention {op.name} is not causal",
-            "Looked for is_causal, or a mask of `key <= query` and `key > query - window`; cross attention, prefixes "
-            "and masks of other kinds are not covered.",
-        )
+        raise _not_causal(op.name)
     (key, of_key, sizes), (value, of_value, value_sizes) = (_before_repeat(arg, maker, op) for arg in pair)
-    if _is_latent(value, maker):
-        raise not_recognised(
-            f"the attention {op.name} caches what its keys and values are computed of",
-            "Multi-head latent attention whose cache is compressed (transformers 5 for DeepSeek V3) is not covered.",
-        )
     mask, same = argument(op, 3, "attn_mask"), sizes[-1:] == value_sizes[-1:]
+    given = ref_name(pair[0]), ref_name(pair[1])
+    over_keys = tuple[str, ...]()
+    if (latents := _latents(graph, key, value, maker)) is not None:
+        key, value, of_key, of_value, sizes = *latents, (), (), ()
+        over_keys = ops_over_keys(graph, latents, (op,), frozenset())
     return Attention(
-        op.name, key, value, (ref_name(pair[0]), ref_name(pair[1])), (*of_key, *of_value), sizes[2] if sizes else 1,
+        op.name, key, value, given, (*of_key, *of_value), sizes[2] if sizes else 1,
         mask.name if isinstance(mask, Ref) else "", windows[op.name],
         op.kwargs.get("enable_gqa") is True or bool(sizes and same and sizes[-1] <= 256),
+        over_keys[0] if over_keys else op.name, op.name, frozenset(over_keys),
     )  # fmt: skip
 
 
-def _is_latent(value: str, maker: Mapping[str, Op]) -> bool:
-    """Whether values are a projection of latents [batch, 1, tokens, size], which are cached in their place.
+def _written_attention(
+    graph: Graph, written: Written, maker: Mapping[str, Op], windows: Mapping[str, int | None]
+) -> Attention:
+    """An attention that the code writes out."""
+    name, choice = written.first.name, written.mask
+    number = maker.get(ref_name(choice.args[1])) if choice is not None and len(choice.args) > 2 else None
+    if choice is None or number is None or name not in windows:
+        raise _not_causal(name)
+    (key, *_), (value, *_) = (_before_repeat(Ref(each), maker, written.first) for each in (written.key, written.value))
+    key, value = _latents(graph, key, value, maker) or (key, value)
+    over_keys = ops_over_keys(graph, (key, value), (written.first, written.last), written.scores)
+    return Attention(
+        name, key, value, (written.key, written.value), (), 1, choice.outputs[0], windows[name], False,
+        over_keys[0] if over_keys else name, written.last.name, frozenset(over_keys), written.scores, (number, choice),
+    )  # fmt: skip
 
-    Source: transformers 5.23, models/deepseek_v3/modeling_deepseek_v3.py, `expand_kv`.
+
+def _latents(graph: Graph, key: str, value: str, maker: Mapping[str, Op]) -> tuple[str, str] | None:
+    """The latents [batch, 1, tokens, size] that keys and values are computed of, and the rotated part that all heads of
+    the keys share: what is cached in their place. None where values are no projection of such.
+
+    Source: transformers 5.24, models/deepseek_v3/modeling_deepseek_v3.py, `expand_kv`.
     """
     op = maker.get(value)
     while op is not None and op.base in _VIEWS:
         op = maker.get(ref_name(op.args[0]))
-    source = maker.get(ref_name(op.args[0])) if op is not None and op.base == "aten::linear" else None
+    latents = ref_name(op.args[0]) if op is not None and op.base == "aten::linear" else ""
+    source = maker.get(latents)
     shape = source.args[1] if source is not None and source.base in ("aten::view", "aten::reshape") else None
-    return isinstance(shape, tuple) and len(shape) == 4 and shape[1] == 1
-
-
-def ref_name(arg: Arg) -> str:
-    return arg.name if isinstance(arg, Ref) else ""
-
-
-def argument(op: Op, position: int, name: str) -> Arg:
-    """An argument of a call, given by position or by name."""
-    return op.args[position] if len(op.args) > position else op.kwargs.get(name)
-
-
-def takes_all(op: Op) -> bool:
-    """Whether a slice is the whole tensor: `x[:]`."""
-    if op.base != "aten::slice":
-        return False
-    start, end = (argument(op, 2, "start"), argument(op, 3, "end"))
-    return start in (None, 0) and (end is None or (isinstance(end, int) and end > _END))
+    if not isinstance(shape, tuple) or len(shape) != 4 or shape[1] != 1:
+        return None
+    parts, names = {key}, list[str]()
+    for op in graph.ops:
+        first = ref_name(op.args[0]) if op.args else ""
+        if first in parts and op.base == "aten::slice":
+            parts.update(op.outputs)
+        elif first in parts and op.base == "aten::copy_":
+            names.append(ref_name(op.args[1]))
+        elif key in op.outputs and op.base == "aten::cat":
+            names += op.refs()
+    shared = [maker[name] for name in names if name in maker and maker[name].base == "aten::expand"]
+    if len(shared) != 1:
+        raise not_recognised(
+            f"the keys {key} are computed of latents in a way that is not known",
+            "Looked for a part that is projected, and one that the heads share and expand gives them.",
+        )
+    return latents, ref_name(shared[0].args[0])
 
 
 def _before_repeat(arg: Arg, maker: Mapping[str, Op], of: Op) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
@@ -150,23 +181,25 @@ def _before_repeat(arg: Arg, maker: Mapping[str, Op], of: Op) -> tuple[str, tupl
     return arg.name, (), ()
 
 
-def _windows(wide: Graph) -> dict[str, int | None]:
-    """The causal attention calls by name, each with its window."""
+def _windows(wide: Graph, choices: Mapping[str, str]) -> dict[str, int | None]:
+    """The causal attention calls by name, each with its window. `choices` has the name of the `where` that makes the
+    mask, for attention that is written out."""
     knowledge = Knowledge()
     knowledge.contents.update(
         {value.name: Affine(value.shape or (), 1, (0,) * len(value.shape or ())) for value in padding_masks(wide)}
     )
     windows: dict[str, int | None] = {}
+    seen: dict[str, int | bool | None] = {}
     for op in wide.ops:
-        if op.base == SDPA:
-            mask, causal = argument(op, 3, "attn_mask"), argument(op, 5, "is_causal")
-            mask_facts = knowledge.of(mask) if isinstance(mask, Ref) else None
-            if isinstance(mask, Ref):
-                seen = _window(mask_facts) if isinstance(mask_facts, Mask) else False
-                if seen is not False:
-                    windows[op.name] = seen
-            elif causal is True:
-                windows[op.name] = None
+        chosen = op.args[0] if op.base == "aten::where" else argument(op, 3, "attn_mask") if op.base == SDPA else None
+        if isinstance(chosen, Ref):
+            facts = knowledge.of(chosen)
+            seen[op.name] = _window(facts) if isinstance(facts, Mask) else False
+        elif op.base == SDPA and argument(op, 5, "is_causal") is True:
+            seen[op.name] = None
+        window = seen.get(choices.get(op.name, op.name), False)
+        if (window is None or window is not False) and (op.base == SDPA or op.name in choices):
+            windows[op.name] = window
         knowledge.visit(op)
     return windows
 

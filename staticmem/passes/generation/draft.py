@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Op, Ref
 
-LET_GO = "staticmem::let_go"  # reads values that variables hold until then
-
 
 class Draft:
     """A list of ops that grows. `ends` has for values the name of the op after which they are let go of."""
@@ -15,7 +13,6 @@ class Draft:
     def __init__(self) -> None:
         self.ops: list[Op] = []
         self.ends: dict[str, str] = {}
-        self.own: set[str] = set()  # values of calls that no file has
 
     @property
     def last(self) -> str:
@@ -32,7 +29,6 @@ class Draft:
     ) -> str:
         """Adds a call that makes the value `to`, whose name is returned."""
         self.ops.append(Op(f"{to}_", target, tuple(args), kwargs, (to,), modules))
-        self.own.add(to)
         return to
 
     def let_go(self, names: Iterable[str], after: str | None = None) -> None:
@@ -40,23 +36,10 @@ class Draft:
         self.ends.update(dict.fromkeys(names, after or self.last))
 
     def last_held(self) -> dict[str, int]:
-        """The values that are let go of, each with the index of the op."""
+        """The values that are let go of, each with the index of the op: no earlier than they are read."""
         at = {op.name: index for index, op in enumerate(self.ops)}
-        return {name: at[end] for name, end in self.ends.items()}
-
-    def with_reads(self) -> list[Op]:
-        """The ops, with one that reads what variables hold of the calls that were added: for a graph that is without
-        `Recorded`, where a value ends with its last use."""
-        held: dict[str, list[str]] = {}
-        for name, end in self.ends.items():
-            if name in self.own:
-                held.setdefault(end, []).append(name)
-        ops: list[Op] = []
-        for op in self.ops:
-            ops.append(op)
-            if op.name in held:
-                ops.append(Op(f"{op.name}_let_go", LET_GO, tuple(map(Ref, held[op.name])), NO_KWARGS, ()))
-        return ops
+        read = {name: index for index, op in enumerate(self.ops) for name in op.refs()}
+        return {name: max(at[end], read.get(name, 0)) for name, end in self.ends.items()}
 
 
 def renamed(op: Op, names: Mapping[str, str]) -> Op:

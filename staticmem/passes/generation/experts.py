@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Graph, Op, Ref
-from staticmem.passes.generation.attention import ref_name
 from staticmem.passes.generation.draft import readers, renamed
+from staticmem.passes.generation.reading import ref_name
 from staticmem.passes.inserted import with_named_ops
 
 _GROUPED = "aten::_grouped_mm"
@@ -43,27 +43,32 @@ def _batched(graph: Graph, products: list[Op]) -> Graph:
         return graph
     inverse = {ref_name(back.args[0]), *back.outputs}
     gone = {sort.name, tokens.name, back.name, *(maker[name].name for name in inverse if name in maker)}
-    names: dict[str, str] = {}
+    names: dict[str, str] = {sort.outputs[0]: ids}  # biases are those of the experts in the order of tokens
     ends: dict[str, str] = {}
     ops: list[Op] = []
     selected: list[str] = []
+    biases: list[Op] = []  # selected after the weights
     last = own[-1].name
     for op in graph.ops:
         inside = op.modules[: len(modules)] == modules
         rows = ref_name(op.args[1][0]) if op.base == "aten::index" and isinstance(op.args[1], tuple) else ""
         if op.name in gone:
             continue
+        if inside and rows == sort.outputs[0]:
+            biases.append(renamed(op, names))
+            continue
         if inside and rows == tokens.outputs[0]:
             ops += _repeated(renamed(op, names), tokens.args[1])
         elif inside and rows and (rows == order or rows in inverse):
             names[op.outputs[0]] = names.get(ref_name(op.args[0]), ref_name(op.args[0]))
         elif inside and op.base == _GROUPED:
-            new = _product(renamed(op, names), maker[ref_name(op.args[1])], ids)
+            new = _product(renamed(op, names), maker.get(ref_name(op.args[1])), ids)
             for weights in selected:
                 ends[weights] = new[0].name
             selected = [new[0].outputs[0]]
             ends |= {value.outputs[0]: op.name for value in new[1:-1]}
-            ops += new
+            ops += [new[0], *biases, *new[1:]]
+            biases.clear()
         else:
             ops.append(renamed(op, names))
     ends |= dict.fromkeys(selected, last)
@@ -75,10 +80,11 @@ def _repeated(op: Op, times: Arg) -> list[Op]:
     return [replace(op, target="aten::repeat_interleave.self_int", args=(op.args[0], times, 0))]
 
 
-def _product(op: Op, weight: Op, ids: str) -> list[Op]:
-    """`bmm(weights[ids], x.unsqueeze(-1)).squeeze(-1)`; the last op has the name of the grouped product."""
-    name, transposed = op.outputs[0], weight.base != "aten::transpose"
-    source = ref_name(op.args[1]) if transposed else ref_name(weight.args[0])
+def _product(op: Op, turned: Op | None, ids: str) -> list[Op]:
+    """`bmm(weights[ids], x.unsqueeze(-1)).squeeze(-1)`; the last op has the name of the grouped product. `turned` makes
+    its weights where they are no parameter as it is."""
+    name, transposed = op.outputs[0], turned is None or turned.base != "aten::transpose"
+    source = ref_name(op.args[1]) if turned is None or transposed else ref_name(turned.args[0])
     axis = 1 if transposed else -1
 
     def call(part: str, target: str, *args: Arg) -> Op:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from staticmem.ir.graph import Arg, Frame, Graph, Op, Ref
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
-from staticmem.passes.generation.attention import Attention, argument, padding_masks, ref_name, takes_all
+from staticmem.passes.generation.attention import Attention, padding_masks
 from staticmem.passes.generation.caches import END, Held, Layer, Updated
 from staticmem.passes.generation.draft import Draft, readers, renamed
 from staticmem.passes.generation.masks import add_mask, needs_mask
+from staticmem.passes.generation.over_keys import Lengths
+from staticmem.passes.generation.reading import argument, not_recognised, ref_name, takes_all
 from staticmem.passes.masks import without_dead
 
 _PRODUCTS = frozenset({"aten::linear", "aten::matmul", "aten::mm", "aten::addmm"})
@@ -44,17 +46,24 @@ class Forward:
         graph: Graph,
         calls: Sequence[Attention],
         layers: Sequence[Layer],
+        lengths: Lengths,
         inputs: Inputs,
         prefix: str = "",
     ) -> None:
         """`graph` is bound at the batch and the tokens of this forward; its values get `prefix`."""
+        self.lengths = lengths
         self.draft, self.graph, self.layers, self.inputs, self.prefix = draft, graph, layers, inputs, prefix
         self.calls = {call.op: (number, call) for number, call in enumerate(calls)}
+        self.updates = {call.updated_at: number for number, call in enumerate(calls)}
+        self.over_keys = {name: number for number, call in enumerate(calls) for name in call.over_keys}
+        self.over_scores = {name: number for number, call in enumerate(calls) for name in call.over_scores}
+        self.updated: dict[int, Updated] = {}
         self.batch, self.tokens = graph.inputs[0].shape or (1, 1)
         self.masks: dict[int | None, str] = dict(inputs.masks)
         self.maker = {name: op for op in graph.ops for name in op.outputs}
         self.order = {op.name: index for index, op in enumerate(graph.ops)}
         self.names: dict[str, str] = {}  # of values of the file, as this forward has them
+        self.given: dict[str, str] = {}  # what is read in the place of values of the file: masks, and what caches have
         self.frame_calls = 1 + max((f.call for op in graph.ops for f in op.modules), default=0) if prefix else 0
         self.stacks: dict[tuple[Frame, ...], tuple[Frame, ...]] = {}
 
@@ -65,22 +74,20 @@ class Forward:
         reads = readers(ops)
         masks_at = self._first_mask()
         left: list[Held] = []
+        by_number = dict(self.calls.values())
         for index, op in enumerate(ops):
             if self.order.get(op.name, 0) >= masks_at >= 0:
                 self._make_masks(op.modules, ends)
                 masks_at = -1
-            if op.name not in self.calls:
-                self._add(op)
-                continue
-            number, call = self.calls[op.name]
-            update = self._update(number, call, caches, self._stack(op.modules))
-            left.append(update.cached)
-            given_on = update.key == self._own(call.key)  # the attention gets the new ones themselves
-            for name in () if given_on else self._freed_by_update(ops, index, call, reads):
-                if ends.get(name) is None or self.order[ends[name]] >= self.order[op.name]:
-                    ends.pop(name, None)
-                    self.draft.let_go((self._own(name),))
-            self._attend(op, call, self.layers[number], update, ends)
+            if op.name in self.updates:
+                call = by_number[self.updates[op.name]]
+                left.append(self._update(index, call, caches, ops, reads, ends))
+            numbered = self.calls.get(op.name)
+            if numbered is not None and numbered[1].bias is None:
+                number, call = numbered
+                self._attend(op, call, self.layers[number], self.updated[number], ends)
+            else:
+                self._add(self._sized(op))
         results = {name for op in ops for name in op.outputs if name}
         for name, end in ends.items():
             if name in results:
@@ -97,12 +104,20 @@ class Forward:
 
     def _add(self, op: Op) -> None:
         """An op of the file under the names of this forward."""
-        changed = renamed(op, self.names)
+        changed = renamed(renamed(op, self.given), self.names)
         self.names.update({name: f"{self.prefix}{name}" for name in op.outputs if name})
         outputs = tuple(self._own(name) for name in op.outputs)
         self.draft.ops.append(
             replace(changed, name=f"{self.prefix}{op.name}", modules=self._stack(op.modules), outputs=outputs)
         )
+
+    def _sized(self, op: Op) -> Op:
+        """An op with the sizes that it has over what a cache gave."""
+        number = self.over_keys.get(op.name, self.over_scores.get(op.name))
+        if number is None or self.updated[number].length == self.tokens:
+            return op
+        length = self.updated[number].length
+        return self.lengths.over_keys(op, length) if op.name in self.over_keys else self.lengths.over_scores(op, length)
 
     def _stack(self, modules: tuple[Frame, ...]) -> tuple[Frame, ...]:
         """Module calls of this forward, which are others than those of the forward before."""
@@ -118,17 +133,23 @@ class Forward:
         """The ops without those that only make masks and positions or repeat keys; whether all logits are computed."""
         graph, touched = self.graph, set[str]()
         given = {graph.inputs[0].name: self.inputs.ids, **self._positions()}
+        masks = {call.mask: _mask_of(call.window) for _, call in self.calls.values() if call.bias is not None}
         ops = []
         for op in graph.ops:
             numbered = self.calls.get(op.name)
-            if numbered is not None:
+            if op.outputs and not masks.keys().isdisjoint(op.refs()):
+                if op.name not in self.over_scores:
+                    raise not_recognised(f"{op.name} ({op.base}) reads the mask", "Looked for attention alone.")
+                op = renamed(op, masks)
+            if numbered is not None and numbered[1].bias is None:
                 call = numbered[1]
                 touched.update((*call.repeats, *call.given, *filter(None, (call.mask,))))
                 query = ref_name(op.args[0])
-                op = op.changed(args=(Ref(query), Ref(call.key), Ref(call.value)))
+                taken = call.given if call.over_keys else (call.key, call.value)
+                op = op.changed(args=(Ref(query), *map(Ref, taken)))
                 op = op.changed(kwargs={"scale": scale} if (scale := argument(op, 6, "scale")) is not None else {})
             ops.append(renamed(op, given))
-        touched.update(name for name in given if name in self.maker)
+        touched.update(name for name in (*given, *masks) if name in self.maker)
         ops, all_logits = self._of_last_token(ops)
         return without_dead(ops, graph.outputs, touched), all_logits
 
@@ -197,24 +218,54 @@ class Forward:
         return min(masks, default=0)
 
     def _make_masks(self, modules: tuple[Frame, ...], ends: Mapping[str, str]) -> None:
-        """Masks that the model makes; they live as long as those of the recording."""
-        for number, (_, call) in enumerate(self.calls.values()):
+        """Masks that the model makes, in its order; they live as long as those of the recording."""
+        made_at = {op.name: index for index, op in enumerate(self.graph.ops)}
+        calls = sorted(
+            self.calls.values(),
+            key=lambda each: made_at[self.maker[each[1].mask].name] if each[1].mask in self.maker else -1,
+        )
+        for number, call in calls:
             layer = self.layers[number]
-            if layer.window in self.masks or not needs_mask(layer, self.tokens):
+            if layer.window in self.masks or not needs_mask(call, layer, self.tokens):
                 continue
             name = f"{self.prefix}mask.{len(self.masks)}"
-            mask = add_mask(self.draft, name, layer, self.tokens, self.batch, self._stack(modules[:1]))
-            self.masks[layer.window] = mask
-            for value in mask, self.draft.ops[-1].refs()[0]:
+            parts = add_mask(self.draft, name, call, layer, self.tokens, self.batch, self._stack(modules[:1]))
+            self.masks[layer.window] = parts[0]
+            for value in parts:
                 ends_of = ends.get(call.mask)
                 if ends_of is not None:
                     self.draft.ends[value] = f"{self.prefix}{ends_of}"
+        self._give_masks()
 
-    def _update(self, number: int, call: Attention, caches: Sequence[Held], modules: tuple[Frame, ...]) -> Updated:
+    def _give_masks(self) -> None:
+        self.given.update({_mask_of(window): name for window, name in self.masks.items()})
+
+    def _update(
+        self,
+        index: int,
+        call: Attention,
+        caches: Sequence[Held],
+        ops: Sequence[Op],
+        reads: Mapping[str, Sequence[int]],
+        ends: dict[str, str],
+    ) -> Held:
+        """The cache takes the keys and values of this forward, before the op at `index`."""
+        number = self.calls[call.op][0]
         layer, key, value = self.layers[number], self._own(call.key), self._own(call.value)
+        modules = self._stack(next(op.modules for op in ops[index:] if op.name == call.op))
         if caches:
-            return layer.decode(self.draft, caches[number], key, value, modules)
-        return layer.prefill(self.draft, key, value, modules)
+            update = layer.decode(self.draft, caches[number], key, value, modules)
+        else:
+            update = layer.prefill(self.draft, key, value, modules)
+        self.updated[number] = update
+        given_on = update.key == key  # the attention gets the new ones themselves
+        for name in () if given_on else self._freed_by_update(ops, index, call, reads):
+            if ends.get(name) is None or self.order[ends[name]] >= self.order[ops[index].name]:
+                ends.pop(name, None)
+                self.draft.let_go((self._own(name),))
+        if call.over_keys or call.bias is not None:
+            self.given.update({call.key: update.key, call.value: update.value})
+        return update.cached
 
     def _freed_by_update(
         self, ops: Sequence[Op], index: int, call: Attention, reads: Mapping[str, Sequence[int]]
@@ -224,10 +275,16 @@ class Forward:
         freed: list[str] = []
         for name in (call.key, call.value):
             storage, fused = self._storage(name)
-            later = any(max(reads.get(each, [0])) > index for each in storage)
-            if not fused and not later:
+            later = [op for each in storage for at in reads.get(each, ()) if at >= index and (op := ops[at])]
+            if not fused and all(not op.outputs or op.name in self._of_attention(call) for op in later):
                 freed += storage
         return freed
+
+    def _of_attention(self, call: Attention) -> frozenset[str]:
+        """The ops that read what the cache gave, not what was given to it."""
+        if not call.over_keys and call.bias is None:
+            return frozenset((call.op,))
+        return call.over_keys | call.over_scores | {call.op, call.last}
 
     def _storage(self, name: str) -> tuple[list[str], bool]:
         """The names of the tensor that a value is a view of, and of the views between; whether it has other parts."""
@@ -248,7 +305,9 @@ class Forward:
         """
         modules, draft, prefix = self._stack(op.modules), self.draft, self.prefix
         query, key, value = Ref(self._own(ref_name(op.args[0]))), Ref(update.key), Ref(update.value)
-        mask = self.masks.get(layer.window) if needs_mask(layer, self.tokens) else None
+        if call.over_keys:
+            key, value = (Ref(self._own(name)) for name in call.given)
+        mask = self.masks.get(layer.window) if needs_mask(call, layer, self.tokens) else None
         kwargs: dict[str, Arg] = dict(op.kwargs)
 
         def call_of(part: str, target: str, *args: Arg) -> Ref:
@@ -300,6 +359,11 @@ class Forward:
         assert isinstance(sizes, tuple)
         batch, heads, groups, _, size = (int(n) if isinstance(n, int) else 0 for n in sizes)
         return batch, heads, groups, length, size
+
+
+def _mask_of(window: int | None) -> str:
+    """The name under which ops read the mask of a window until it exists."""
+    return f"mask of {window}"
 
 
 def ids_of(graph: Graph) -> bool:

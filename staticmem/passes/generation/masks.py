@@ -1,26 +1,33 @@
 """The masks that transformers makes while it generates, where it makes one.
 
-Source: transformers 5.23, `masking_utils.py`: `sdpa_mask`, `_ignore_causal_mask_sdpa`, `create_causal_mask`; and
-`prepare_inputs_for_generation` of `generation/utils.py`, which makes those of a static cache.
+Source: transformers 5.24, `masking_utils.py`: `sdpa_mask`, `eager_mask`, `_ignore_causal_mask_sdpa`,
+`create_causal_mask`; and `prepare_inputs_for_generation` of `generation/utils.py`, which makes those of a static cache.
 """
 
 from __future__ import annotations
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Ref
+from staticmem.passes.generation.attention import Attention
 from staticmem.passes.generation.caches import Layer
 from staticmem.passes.generation.draft import Draft
 
 
-def needs_mask(layer: Layer, queries: int) -> bool:
-    """Whether the attention of a layer gets a mask: else it is causal, or has one query that sees all keys."""
+def needs_mask(call: Attention, layer: Layer, queries: int) -> bool:
+    """Whether the attention of a layer gets a mask: else it is causal, or has one query that sees all keys. Attention
+    that is written out always gets one."""
+    if call.bias is not None:
+        return True
     if layer.static and queries == 1:  # the mask of a cache that may be compiled is never left out
         return True
     return layer.window is not None and layer.tokens_for_mask(queries) >= layer.window
 
 
-def add_mask(draft: Draft, name: str, layer: Layer, queries: int, batch: int, modules: tuple[Frame, ...]) -> str:
-    """The calls that make a mask [batch, 1, queries, keys] of booleans; its name."""
+def add_mask(
+    draft: Draft, name: str, call_of: Attention, layer: Layer, queries: int, batch: int, modules: tuple[Frame, ...]
+) -> tuple[str, ...]:
+    """The calls that make a mask [batch, 1, queries, keys]: its name, and that of the tensor that it is a view of. It
+    has booleans, or what is added to scores where the attention is written out."""
     keys, names = layer.tokens_for_mask(queries), list[str]()
 
     def call(part: str, target: str, *args: object, **kwargs: object) -> str:
@@ -34,8 +41,8 @@ def add_mask(draft: Draft, name: str, layer: Layer, queries: int, batch: int, mo
         first = call(f"{part}.arange", "aten::arange", size)
         view = call(part, "aten::add.Tensor", Ref(first), 0)
         draft.let_go((names.pop(-2),))
-        for number in range(before):
-            view = call(f"{part}.{number}", "aten::unsqueeze", Ref(view), 0)
+        for axis in range(before):
+            view = call(f"{part}.{axis}", "aten::unsqueeze", Ref(view), 0)
         if behind:
             view = call(f"{part}.last", "aten::unsqueeze", Ref(view), -1)
         axes[part] = Ref(view)
@@ -55,4 +62,11 @@ def add_mask(draft: Draft, name: str, layer: Layer, queries: int, batch: int, mo
         names = [one for one in names if one not in (all_true, first, after, seen, causal)]
     wide = call("wide", "aten::expand", Ref(mask), (batch, -1, queries, keys))
     draft.let_go([one for one in names if one not in (mask, wide)])
-    return wide
+    if call_of.bias is None:
+        return wide, mask
+    number, choice = call_of.bias
+    zero = draft.call(number.target, *number.args, to=f"{name}.zero", modules=modules, kwargs=number.kwargs)
+    args = (Ref(wide), Ref(zero), *choice.args[2:])
+    bias = draft.call(choice.target, *args, to=f"{name}.bias", modules=modules, kwargs=choice.kwargs)
+    draft.let_go((zero, wide, mask))
+    return (bias,)

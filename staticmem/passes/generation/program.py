@@ -12,12 +12,17 @@ from dataclasses import replace
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Generated, Graph, KeptTokens, Note, Recorded, Ref, Value
-from staticmem.passes.generation.attention import Attention, attentions, not_recognised
+from staticmem.passes.frames.policy import POLICIES
+from staticmem.passes.frames.releases import ends_of_values
+from staticmem.passes.generation.attention import Attention, attentions
 from staticmem.passes.generation.caches import END, KEPT, Held, Layer
 from staticmem.passes.generation.draft import Draft
 from staticmem.passes.generation.experts import with_batched_experts
 from staticmem.passes.generation.forward import Forward, Inputs, Outputs, ids_of
 from staticmem.passes.generation.masks import add_mask, needs_mask
+from staticmem.passes.generation.mixing import refuse_other_mixing
+from staticmem.passes.generation.over_keys import Lengths
+from staticmem.passes.generation.reading import not_recognised
 from staticmem.scenario.step import Generation
 
 PADDING = "generate.attention_mask"  # the caller's: `model.generate(**inputs)`
@@ -35,14 +40,40 @@ def generated(prefill: Graph, decode: Graph, wide: Graph, asked: Generation) -> 
             "its inputs are not those of a decoder with its prompt alone",
             "Looked for token ids [batch, tokens], and besides for inputs named attention_mask and position_ids.",
         )
-    return _Generate(prefill, decode, attentions(prefill, wide), asked).graph()
+    calls, lengths = attentions(prefill, wide), Lengths(decode, wide)
+    refuse_other_mixing(prefill, calls)
+    if prefill.recorded is not None:
+        return _Generate(prefill, decode, calls, lengths, asked).graph()
+    # what the file does not say of its variables is decided for the decoder as it is, before calls stand between
+    graphs = {}
+    for policy in POLICIES:
+        steps = [replace(step, recorded=_assumed(step, policy, calls)) for step in (prefill, decode)]
+        graphs[policy] = _Generate(steps[0], steps[1], calls, lengths, asked).graph()
+    graph = graphs["expected"]
+    last_held = {policy: each.recorded.last_held for policy, each in graphs.items() if each.recorded is not None}
+    assert graph.generated is not None
+    return replace(graph, recorded=None, generated=replace(graph.generated, last_held=last_held))
+
+
+def _assumed(graph: Graph, policy: str, calls: Sequence[Attention]) -> Recorded:
+    """What a recording would say of variables, by a policy. Masks are held by the forward that makes them for its
+    layers (transformers 5.24, models/llama/modeling_llama.py, `causal_mask`)."""
+    ends = ends_of_values(graph, policy)
+    masks = {call.mask for call in calls} if policy != "last-use" else set()
+    for op in graph.ops:
+        if not masks.isdisjoint(op.outputs) and op.modules:
+            last = max(i for i, o in enumerate(graph.ops) if o.modules[: len(op.modules)] == op.modules)
+            ends.update(dict.fromkeys(op.outputs, last))
+    return Recorded(ends, (), (), (), {})
 
 
 class _Generate:
     """Writes the calls of `generate` around two forwards."""
 
-    def __init__(self, prefill: Graph, decode: Graph, calls: Sequence[Attention], asked: Generation) -> None:
-        self.prefill, self.decode, self.calls, self.asked = prefill, decode, calls, asked
+    def __init__(
+        self, prefill: Graph, decode: Graph, calls: Sequence[Attention], lengths: Lengths, asked: Generation
+    ) -> None:
+        self.prefill, self.decode, self.calls, self.lengths, self.asked = prefill, decode, calls, lengths, asked
         self.layers = [Layer(number, call.window, asked) for number, call in enumerate(calls)]
         self.draft = Draft()
         shape = prefill.inputs[0].shape
@@ -57,7 +88,7 @@ class _Generate:
         unfinished = draft.call("aten::ones", (self.batch,), to="generate.unfinished", kwargs={"dtype": dtypes.int64})
         given = draft.call("aten::clone", Ref(ids), to="generate.input_ids")
         masks = self._masks_before(self.asked.prompt, "prefill")
-        first = Forward(draft, prefill, self.calls, self.layers, Inputs(given, positions, masks))
+        first = Forward(draft, prefill, self.calls, self.layers, self.lengths, Inputs(given, positions, masks))
         outputs = first.run(())
         draft.let_go((given, *masks.values()))
         held = outputs.caches
@@ -126,36 +157,31 @@ class _Generate:
         draft.let_go(last)
         masks = self._masks_before(1, "decode")
         decode = with_batched_experts(self.decode)
-        forward = Forward(draft, decode, self.calls, self.layers, Inputs(given, at, masks), "decode.")
+        forward = Forward(draft, decode, self.calls, self.layers, self.lengths, Inputs(given, at, masks), "decode.")
         done = forward.run(caches)
         final = self._choose("decode", done, ids, positions, "prefill.unfinished", "prefill.scores")
         return final, done.caches
 
     def _masks_before(self, queries: int, step: str) -> dict[int | None, str]:
         """The masks that `prepare_inputs_for_generation` makes for a static cache, one for each window."""
-        pairs: dict[int | None, tuple[str, str]] = {}
-        for layer in self.layers:
-            if layer.static and layer.window not in pairs and needs_mask(layer, queries):
-                name = f"{step}.mask.{len(pairs)}"
-                wide = add_mask(self.draft, name, layer, queries, self.batch, ())
-                pairs[layer.window] = wide, self.draft.ops[-1].refs()[0]
+        parts: dict[int | None, tuple[str, ...]] = {}
+        for call, layer in zip(self.calls, self.layers, strict=True):
+            if layer.static and layer.window not in parts and needs_mask(call, layer, queries):
+                name = f"{step}.mask.{len(parts)}"
+                parts[layer.window] = add_mask(self.draft, name, call, layer, queries, self.batch, ())
         masks: dict[int | None, str] = {}
-        for window, (wide, narrow) in pairs.items():
-            masks[window] = self.draft.call("aten::contiguous", Ref(wide), to=f"{wide}.contiguous")
-            self.draft.let_go((wide, narrow))
+        for window, (mask, *viewed) in parts.items():
+            masks[window] = mask
+            if viewed:
+                masks[window] = self.draft.call("aten::contiguous", Ref(mask), to=f"{mask}.contiguous")
+                self.draft.let_go((mask, *viewed))
         return masks
 
     def _graph(self, final: str, parts: Generated, all_logits: bool) -> Graph:
         prefill, decode, draft = self.prefill, self.decode, self.draft
-        recorded, ops = prefill.recorded, draft.ops
-        if recorded is None:
-            ops = draft.with_reads()
-            first = draft.ops[parts.decode].name if parts.decode < len(draft.ops) else ""
-            at = next((index for index, op in enumerate(ops) if op.name == first), len(ops))
-            parts = replace(parts, decode=at)
-        else:
-            functions = {**recorded.functions}
-            recorded = Recorded(draft.last_held(), (), recorded.kept, (), functions)
+        assert prefill.recorded is not None
+        functions = {**prefill.recorded.functions}
+        recorded = Recorded(draft.last_held(), (), prefill.recorded.kept, (), functions)
         shape = (self.batch, self.asked.prompt)
         padding = Value(PADDING, dtypes.int64, shape)
         values = {
@@ -163,7 +189,7 @@ class _Generate:
             **prefill.values,
         }
         return replace(
-            prefill, inputs=(prefill.inputs[0], padding), ops=tuple(ops), outputs=(final,), values=values,
+            prefill, inputs=(prefill.inputs[0], padding), ops=tuple(draft.ops), outputs=(final,), values=values,
             recorded=recorded, programs=None, generated=parts, notes=(*prefill.notes, *_notes(self.asked, all_logits)),
         )  # fmt: skip
 
