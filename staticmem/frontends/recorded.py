@@ -111,16 +111,28 @@ class _Programs:
         self.model, self.binding, self.document = model, binding, model.document
         self.training = self.decoded(True, None)
 
-    def of(self, training: bool, amp: DType | None) -> Graph:
+    def of(self, training: bool, amp: DType | None, dtype: DType | None = None) -> Graph:
         if training:
             check_conditions(self.model, self.model.training_sizes, self.binding.symbols)
+        if dtype in dtypes.HALVES and amp in (None, dtype) and self.has_halved(training, amp):
+            return self.decoded(training, amp, dtype)
         return self.training if training and amp is None else self.decoded(training, amp)
 
-    def decoded(self, training: bool, amp: DType | None) -> Graph:
-        """The same at any sizes, also those at which the code takes another way in training."""
+    def has_halved(self, training: bool, amp: DType | None) -> bool:
+        """Whether the mode was recorded of the module cast to 16 bits."""
+        try:
+            modes = [m for p in fields.items(self.document.get("halved", [])) for m in fields.mapping(p)["modes"]]
+            return any(m[0] is training and (m[1] is None) == (amp is None) for m in modes)
+        except fields.MALFORMED as error:
+            raise written.damaged(self.model.path, str(error)) from error
+
+    def decoded(self, training: bool, amp: DType | None, cast: DType | None = None) -> Graph:
+        """The same at any sizes, also those at which the code takes another way in training. `cast`: of the module cast
+        to this dtype."""
         try:
             recorded: dict[tuple[bool, bool], tuple[Mapping[str, Any], str | None]] = {}
-            for program in map(fields.mapping, fields.items(self.document["programs"])):
+            rows = self.document["programs" if cast is None else "halved"]
+            for program in map(fields.mapping, fields.items(rows)):
                 for mode in map(tuple, fields.items(program["modes"]) or [()]):
                     if mode not in _MODES or type(mode[0]) is int or (mode[0], mode[1] is not None) in recorded:
                         raise ValueError(f"it has the mode {mode!r}")
@@ -129,7 +141,7 @@ class _Programs:
             for key in (asked, (training, False), (not training, amp is not None), (not training, False)):
                 if key in recorded:
                     program, recorded_amp = recorded[key]
-                    decoder = _Program(self.model, self.binding, key[0], recorded_amp, amp)
+                    decoder = _Program(self.model, self.binding, key[0], recorded_amp, amp, cast)
                     decoder.notes += [_other_mode(asked)] if key != asked else []
                     return decoder.graph(program)
         except fields.MALFORMED as error:
@@ -139,16 +151,18 @@ class _Programs:
 
 class _Program:
     """Translates one program, of the mode `training` and `recorded_amp`, at one binding. `amp` is the dtype of the
-    autocast that is asked for."""
+    autocast that is asked for, `cast` that of the cast module that the program is of."""
 
     def __init__(
-        self, model: RecordedModel, binding: Binding, training: bool, recorded_amp: str | None, amp: DType | None
-    ) -> None:
+        self, model: RecordedModel, binding: Binding, training: bool, recorded_amp: str | None, amp: DType | None,
+        cast: DType | None = None,
+    ) -> None:  # fmt: skip
         self.model, self.binding, self.training = model, binding, training
         self.document = document = model.document
         self.recorded_amp = recorded_amp
         # bfloat16 and float16 have one size: code that reads the dtype of autocast is recorded with one of them
-        self.half = amp if amp is not None and recorded_amp is not None else None
+        self.half = amp if amp is not None and recorded_amp is not None else cast
+        self.cast = cast
         self.flags = written.usual_flags(training, None if recorded_amp is None else _HALVES[recorded_amp].name)
         self.symbols = dict(binding.symbols)
         self.notes: list[Note] = []
@@ -199,6 +213,7 @@ class _Program:
         recorded = Recorded(
             last_held, lasting, kept, regions, self.functions, loss, enables_grad, frozenset(self.read_again), unread,
             dict(zip(outputs, shapes, strict=bool(shapes))),
+            self.cast is not None,
         )  # fmt: skip
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,

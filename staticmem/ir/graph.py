@@ -274,6 +274,7 @@ class Recorded:
             create_graph=True.
         unread: values that module calls are given and that none of their ops reads, by the frame of the call.
         output_shapes: shapes of the outputs by name, where the recording has them. A step checks them when it has run.
+        cast: the code ran in the module cast to 16 bits, so that the dtypes of ops are those of the cast module.
     """
 
     last_held: Mapping[str, int]
@@ -286,6 +287,7 @@ class Recorded:
     read_again: Set[str] = frozenset()
     unread: Mapping[Frame, tuple[str, ...]] = field(default_factory=dict)
     output_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    cast: bool = False
 
 
 @record(frozen=True, slots=True)
@@ -312,8 +314,8 @@ class Generated:
 class Programs(Protocol):
     """The graphs that a recording has of a model, one for each mode."""
 
-    def of(self, training: bool, amp: DType | None) -> Graph:
-        """The graph that the code runs in this mode."""
+    def of(self, training: bool, amp: DType | None, dtype: DType | None = None) -> Graph:
+        """The graph that the code runs in this mode; `dtype`: where the model is cast to it."""
         ...
 
 

@@ -292,20 +292,6 @@ def addbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1
     return out
 
 
-@rule("transformers::grouped_mm_fallback")
-def grouped_mm(e: Eager, input: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
-    """One product an expert, each over its rows: saves rows and weights; backward makes zeros of both sizes at once."""
-    shape = (input.shape[0], weight.shape[2])
-    out = e.empty(shape, input.dtype, kernel="transformers.grouped_mm_fallback.default")
-
-    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
-        e.kernel("transformers.grouped_mm_fallback_backward.default")
-        return [e.empty_like(input), e.empty_like(weight)]
-
-    e.record("grouped_mm_fallback", out, [input, weight], [Formula((0, 1), gradients)], [input, weight])
-    return out
-
-
 def named_weight(ctx: Context, name: str) -> bool:
     """Whether PyTorch stores this tensor as it is in the file: folding by the exporter makes new, numbered names.
 

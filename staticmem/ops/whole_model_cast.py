@@ -27,8 +27,10 @@ _TO_DEVICE = "aten::to.dtype_layout"
 
 def cast_of(graph: Graph, dtype: DType | None) -> WholeModelCast | None:
     """The cast of a model to `dtype`; None where that is no 16-bit type, or the parameters of the file are in one
-    already: its casts to float32 are real ones then."""
+    already, or its code was recorded so: its casts to float32 are real ones then."""
     types = {p.value.dtype for p in graph.parameters if p.value.dtype.is_floating_point}
+    if graph.recorded is not None and graph.recorded.cast:
+        return None
     if dtype not in dtypes.HALVES or (types and types.issubset(dtypes.HALVES)):
         return None
     return WholeModelCast(dtype)

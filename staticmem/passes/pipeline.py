@@ -561,8 +561,8 @@ def for_step(
     what ran in place; `logits` are sizes of the first output, which a loss of the last layer needs."""
     training = scenario.training
     if graph.programs is not None:
-        programs, amp = graph.programs, scenario.amp
-        graph = graph.version(f"program {training} {amp}", lambda _: programs.of(training, amp))
+        programs, amp, dtype = graph.programs, scenario.amp, scenario.dtype
+        graph = graph.version(f"program {training} {amp} {dtype}", lambda _: programs.of(training, amp, dtype))
         passes = RECORDED if passes is STEP else ()
     freeze = scenario.freeze if training else None
     own = graph.recorded is not None and graph.recorded.loss

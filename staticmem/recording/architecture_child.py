@@ -195,9 +195,10 @@ def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str
         if options.get("mask") == "yes":
             built.add("attention_mask", torch.int64, [batch, tokens])
     elif main == "pixel_values":
-        sides = getattr(config, "image_size", None) or 224
+        images = config if hasattr(config, "num_channels") else getattr(config, "vision_config", config)
+        sides = getattr(images, "image_size", None) or 224
         height, width = sides if isinstance(sides, (list, tuple)) else (sides, sides)
-        image = [batch, ("", config.num_channels), example.of("height", height), example.of("width", width)]
+        image = [batch, ("", images.num_channels), example.of("height", height), example.of("width", width)]
         built.add(main, model.dtype, image)
     elif main == "input_values":
         built.add(main, model.dtype, [batch, example.of("samples", 16000)])

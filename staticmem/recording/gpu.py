@@ -9,7 +9,8 @@ leaves it out where nothing is to do, which may differ at other sizes.
 Sources: aten/src/ATen/native/ConvUtils.h (`cudnn_conv_suggest_memory_format`), tools/autograd/templates/
 python_variable_methods.cpp (`THPVariable_contiguous`), torch/nn/modules/activation.py and transformer.py
 (`_privateuse1_backend_name` in the lists of devices that have the fast path), torch/amp/autocast_mode.py
-(`autocast.__init__`, `is_autocast_available`).
+(`autocast.__init__`, `is_autocast_available`), aten/src/ATen/native/GroupedMMUtils.h (`_grouped_mm_validate_inputs`,
+`create_grouped_gemm_output_tensor`).
 """
 
 from __future__ import annotations
@@ -75,6 +76,26 @@ def _batch_norm(input: torch.Tensor, *args: Any) -> tuple[torch.Tensor, ...]:
     return torch.empty_like(input), mean, rstd
 
 
+def _grouped_mm(
+    self: torch.Tensor,
+    mat2: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The result of routed experts' products. CUDA multiplies float32 too, and pads rows to 16 bytes; PyTorch's own
+    function for tensors without data does neither in a CPU build."""
+    if self.dim() == mat2.dim():
+        groups = offs.shape[0] if offs is not None and self.dim() == 2 else self.shape[0]
+        shape = [groups, self.shape[-2], mat2.shape[-1]]
+    else:
+        shape = [self.shape[-2], mat2.shape[-1]]
+    dtype = out_dtype or self.dtype
+    step = 16 // dtype.itemsize
+    row = (shape[-1] + step - 1) // step * step
+    return self.new_empty_strided(shape, [shape[1] * row, row, 1] if len(shape) == 3 else [row, 1], dtype=dtype)
+
+
 _ATEN = torch.ops.aten
 _BATCH_NORMS = dict.fromkeys(
     (
@@ -84,6 +105,8 @@ _BATCH_NORMS = dict.fromkeys(
     ),
     _batch_norm,
 )
+# ops whose function for tensors without data is not that of CUDA
+RESULTS: Mapping[str, Any] = {"aten::_grouped_mm": _grouped_mm}
 
 
 def _contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:

@@ -24,7 +24,7 @@ from staticmem.errors import ModelFileError
 from staticmem.frontends import recording_format as written
 from staticmem.frontends import traced_sizes
 from staticmem.ir.model_file import TracedSizes
-from staticmem.recording import gpu, rows, tracing
+from staticmem.recording import gpu, halved, rows, tracing
 from staticmem.recording.functions import recorded
 from staticmem.recording.inner_autograd import recorded_autograd
 from staticmem.recording.known_answers import known_answers
@@ -36,7 +36,8 @@ from staticmem.version import __version__
 
 # training, amp; bfloat16 and float16 have the same sizes. Inference first: what the code asks of sizes in training
 # alone, as batch norm does (`F._verify_batch_size`), is no condition of inference
-MODES = ((False, None), (True, None), (False, torch.bfloat16), (True, torch.bfloat16))
+Mode = tuple[bool, torch.dtype | None]
+MODES: tuple[Mode, ...] = ((False, None), (True, None), (False, torch.bfloat16), (True, torch.bfloat16))
 
 
 def record(
@@ -115,27 +116,39 @@ class _Call:
         owned = [t for _, t in self.inputs] + [t for _, t, _ in parameters] + [t for _, t, _ in buffers]
         owned_before = len(self.inputs) + len(parameters)
         programs = rows.Rows(range(owned_before, len(owned)), self.targets)
+        state, data = _state(self.module), [t.data for t in owned]
         # parts in evaluation mode stay in it (frozen norms), unless the whole module is
         was_training = {m: m.training or not self.module.training for m in self.module.modules()}
-        state, data = _state(self.module), [t.data for t in owned]
+
+        def row(mode: Mode, tensors: Sequence[torch.Tensor]) -> dict[str, Any] | None:
+            """The program of a mode; None of code that does not run under autocast: who asks is told (SM328)."""
+            training, amp = mode
+            _restore(state)  # no mode has what another one has left on the module
+            for tensor, own in zip(owned, tensors, strict=True):
+                tensor.data = own
+            for m, was in was_training.items():
+                m.training = was and training
+            asked = len(self.env.guards)
+            try:
+                program = self._program(owned, training, amp)
+            except Exception:
+                if amp is None:
+                    raise
+                return None
+            finally:
+                self.guards[training] += self.env.guards[asked:]
+            return programs.row(program, *_named_mode(mode))
+
         try:
-            for training, amp in MODES:
-                _restore(state)  # no mode has what another one has left on the module
-                for tensor, own in zip(owned, data, strict=True):
-                    tensor.data = own
-                for m, mode in was_training.items():
-                    m.training = mode and training
-                asked = len(self.env.guards)
-                try:
-                    program = self._program(owned, training, amp)
-                except Exception:
-                    if amp is None:
-                        raise
-                    continue  # code that does not run under autocast; who asks for it is told (SM328)
-                finally:
-                    self.guards[training] += self.env.guards[asked:]
-                programs.add(program, training, _name_of(amp))
+            of_modes = {mode: row(mode, data) for mode in MODES}
+            for mode, program in of_modes.items():
+                if program is not None:
+                    programs.add(program, *_named_mode(mode))
+            if halved.is_float32([t for _, t, _ in parameters]):
+                self._add_halved(programs, of_modes[MODES[0]], partial(row, tensors=halved.halved(data, self.fake)))
         finally:
+            for tensor, own in zip(owned, data, strict=True):
+                tensor.data = own
             _restore(state)
         shape = self.sizes.shape
         inputs = [[name, _name_of(t.dtype), shape(t.shape)] for name, t in self.inputs]
@@ -161,7 +174,29 @@ class _Call:
             "buffers": rows.owned((owned_row(*b, False) for b in buffers), False),
             "targets": list(self.targets), "stacks": rows.stacks(list(self.stacks)),
             "functions": programs.functions, "programs": programs.programs,
+            **({"halved": programs.halved} if programs.halved else {}),
         }  # fmt: skip
+
+    def _add_halved(
+        self, programs: rows.Rows, of_float32: dict[str, Any] | None, row: Callable[[Mode], dict[str, Any] | None]
+    ) -> None:
+        """Adds the programs of the module cast to 16 bits: that of inference, and all where other ops run then
+        (`recording.halved`)."""
+
+        def added(mode: Mode) -> dict[str, Any] | None:
+            try:
+                program = row(mode)
+            except Exception:
+                return None  # code that does not run so
+            if program is not None:
+                programs.add(program, *_named_mode(mode), cast=True)
+            return program
+
+        first, parents = added(MODES[0]), [parent for parent, *_ in self.stacks]
+        if first is None or of_float32 is None or not halved.differs(of_float32, first, list(self.targets), parents):
+            return
+        for mode in MODES[1:]:
+            added(mode)
 
     def _program(self, owned: Sequence[torch.Tensor], training: bool, amp: torch.dtype | None) -> Program:
         watch = Watch(self.module, owned, self.sizes)
@@ -381,6 +416,10 @@ def _named(tensors: Any) -> list[tuple[str, torch.Tensor, int]]:
         named.append((name, tensor, first.get(key, -1)))
         first.setdefault(key, index)
     return named
+
+
+def _named_mode(mode: Mode) -> tuple[bool, str | None]:
+    return mode[0], _name_of(mode[1])
 
 
 def _name_of(dtype: torch.dtype | None) -> str | None:

@@ -44,6 +44,13 @@ def stacks(calls: Sequence[tuple[int, str, str, int]]) -> list[list[Any]]:
     return rows
 
 
+Modes = dict[str, list[tuple[bool, "str | None"]]]  # the JSON of programs -> their modes
+
+
+def _with_modes(programs: Modes) -> list[dict[str, Any]]:
+    return [{"modes": [list(m) for m in modes], **json.loads(text)} for text, modes in programs.items()]
+
+
 class Rows:
     """The programs of one recording, each written once, and the custom functions that they call.
 
@@ -53,18 +60,27 @@ class Rows:
     def __init__(self, buffers: range, targets: Mapping[str, int]) -> None:
         self.buffers, self.targets = buffers, targets
         self._functions: dict[str, int] = {}  # their JSON -> index
-        self._programs: dict[str, list[tuple[bool, str | None]]] = {}  # their JSON -> modes
+        self._programs: Modes = {}
+        self._halved: Modes = {}  # those of the module cast to 16 bits
 
-    def add(self, program: Program, training: bool, amp: str | None) -> None:
-        text = json.dumps(_Numbering(self, written.usual_flags(training, amp)).program(program))
-        self._programs.setdefault(text, []).append((training, amp))
+    def add(self, row: dict[str, Any], training: bool, amp: str | None, cast: bool = False) -> None:
+        """Adds a program that `row` has written."""
+        programs = self._halved if cast else self._programs
+        programs.setdefault(json.dumps(row), []).append((training, amp))
+
+    def row(self, program: Program, training: bool, amp: str | None) -> dict[str, Any]:
+        return _Numbering(self, written.usual_flags(training, amp)).program(program)
 
     def function(self, row: dict[str, Any]) -> int:
         return self._functions.setdefault(json.dumps(row), len(self._functions))
 
     @property
     def programs(self) -> list[dict[str, Any]]:
-        return [{"modes": [list(m) for m in modes], **json.loads(text)} for text, modes in self._programs.items()]
+        return _with_modes(self._programs)
+
+    @property
+    def halved(self) -> list[dict[str, Any]]:
+        return _with_modes(self._halved)
 
     @property
     def functions(self) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 from observe import Case, Spec, call, f, h
 
 from staticmem.eager.strides import is_contiguous
+from staticmem.ir import dtypes
 
 RANKS: dict[tuple[int, int], tuple[tuple[Spec, Spec], ...]] = {
     (1, 1): ((f(5), f(5)),),
@@ -36,6 +37,22 @@ def _matmuls() -> list[Case]:
     cases = [call("aten::matmul", x, y) for pairs in RANKS.values() for x, y in pairs]
     cases += [call("aten::matmul", x, y, root="expanded") for pairs in RANKS.values() for x, y in pairs[:1]]
     return cases
+
+
+def _grouped() -> list[Case]:
+    """Rows of experts; sizes that fill 16 bytes, because a CPU build of PyTorch pads none."""
+    ends = Spec((3,), dtypes.int32, grad=False)
+    rows, weights = h(24, 8), h(3, 8, 16)
+    pairs = (
+        (rows, weights),
+        (rows, weights.transposed),
+        (rows.transposed, weights),
+        (rows.transposed, weights.transposed),
+        (h(8, 24), h(24, 16)),
+        (h(8, 24).transposed, h(24, 16).transposed),
+        (h(3, 8, 16), h(16, 24)),
+    )
+    return [call("aten::_grouped_mm", a, b, ends) for a, b in pairs]
 
 
 def _products() -> list[Case]:
@@ -112,4 +129,4 @@ def _einsums() -> list[Case]:
     return [call("aten::einsum", eq, tuple(f(*s) for s in shapes)) for eq, shapes in EQUATIONS]
 
 
-CASES = [*_matmuls(), *_products(), *_linears(), *_einsums()]
+CASES = [*_matmuls(), *_grouped(), *_products(), *_linears(), *_einsums()]

@@ -73,13 +73,14 @@ def peak(
     optimizer: str | None = None,
     loss: Callable[[Any], Any] = torch.mean,
     outputs: str = "dropped",
+    dtype: torch.dtype = torch.float32,
 ) -> int:
     """The peak of the second step of training with an optimizer; of a forward without. `outputs` are held by the loop,
-    or dropped."""
+    or dropped; `dtype` is that of the inputs."""
     meter = Meter()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build().train(optimizer is not None)
-        inputs = [torch.empty(list(shape)) for shape in shapes]
+        inputs = [torch.empty(list(shape), dtype=dtype) for shape in shapes]
         for tensor in (*model.parameters(), *model.buffers(), *inputs):
             meter.see(tensor)
         if optimizer is None:
