@@ -104,6 +104,9 @@ def decode(model: RecordedModel, binding: Binding) -> Graph:
     return replace(programs.training, programs=programs)
 
 
+_Modes = dict[tuple[bool, bool], tuple[Mapping[str, Any], str | None]]
+
+
 class _Programs:
     """The programs of a recording at one binding."""
 
@@ -114,34 +117,31 @@ class _Programs:
     def of(self, training: bool, amp: DType | None, dtype: DType | None = None) -> Graph:
         if training:
             check_conditions(self.model, self.model.training_sizes, self.binding.symbols)
-        if dtype in dtypes.HALVES and amp in (None, dtype) and self.has_halved(training, amp):
-            return self.decoded(training, amp, dtype)
-        return self.training if training and amp is None else self.decoded(training, amp)
+        plain = amp is None and dtype not in dtypes.HALVES
+        return self.training if training and plain else self.decoded(training, amp, dtype)
 
-    def has_halved(self, training: bool, amp: DType | None) -> bool:
-        """Whether the mode was recorded of the module cast to 16 bits."""
-        try:
-            modes = [m for p in fields.items(self.document.get("halved", [])) for m in fields.mapping(p)["modes"]]
-            return any(m[0] is training and (m[1] is None) == (amp is None) for m in modes)
-        except fields.MALFORMED as error:
-            raise written.damaged(self.model.path, str(error)) from error
+    def modes(self, key: str) -> _Modes:
+        """The programs under a key of the document, by mode: training, and whether under autocast."""
+        recorded: _Modes = {}
+        for program in map(fields.mapping, fields.items(self.document.get(key, []))):
+            for mode in map(tuple, fields.items(program["modes"]) or [()]):
+                if mode not in _MODES or type(mode[0]) is int or (mode[0], mode[1] is not None) in recorded:
+                    raise ValueError(f"it has the mode {mode!r}")
+                recorded[mode[0], mode[1] is not None] = program, mode[1]
+        return recorded
 
-    def decoded(self, training: bool, amp: DType | None, cast: DType | None = None) -> Graph:
-        """The same at any sizes, also those at which the code takes another way in training. `cast`: of the module cast
-        to this dtype."""
+    def decoded(self, training: bool, amp: DType | None, dtype: DType | None = None) -> Graph:
+        """The same at any sizes, also those at which the code takes another way in training."""
+        asked = (training, amp is not None)
         try:
-            recorded: dict[tuple[bool, bool], tuple[Mapping[str, Any], str | None]] = {}
-            rows = self.document["programs" if cast is None else "halved"]
-            for program in map(fields.mapping, fields.items(rows)):
-                for mode in map(tuple, fields.items(program["modes"]) or [()]):
-                    if mode not in _MODES or type(mode[0]) is int or (mode[0], mode[1] is not None) in recorded:
-                        raise ValueError(f"it has the mode {mode!r}")
-                    recorded[mode[0], mode[1] is not None] = program, mode[1]
-            asked = (training, amp is not None)
+            if dtype in dtypes.HALVES and asked in (halved := self.modes("halved")) and amp in (None, dtype):
+                program, recorded_amp = halved[asked]
+                return _Program(self.model, self.binding, training, recorded_amp, amp, dtype).graph(program)
+            recorded = self.modes("programs")
             for key in (asked, (training, False), (not training, amp is not None), (not training, False)):
                 if key in recorded:
                     program, recorded_amp = recorded[key]
-                    decoder = _Program(self.model, self.binding, key[0], recorded_amp, amp, cast)
+                    decoder = _Program(self.model, self.binding, key[0], recorded_amp, amp)
                     decoder.notes += [_other_mode(asked)] if key != asked else []
                     return decoder.graph(program)
         except fields.MALFORMED as error:

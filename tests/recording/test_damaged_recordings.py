@@ -38,7 +38,11 @@ TEXTS: tuple[Any, ...] = (
     "=Mul(" * 300, "Pow(Pow(batch,64),64)",
 )  # fmt: skip
 VALUES = (*INTEGERS, *TEXTS, None, 0.5, [], [[]], [1] * 40, {}, {"a": 1})
-MODES: tuple[dict[str, Any], ...] = ({"optimizer": "adam"}, {"optimizer": "sgd", "amp": "bf16"}, {"amp": "fp16"}, {})
+MODES: tuple[dict[str, Any], ...] = (
+    {"optimizer": "adam"}, {"optimizer": "sgd", "amp": "bf16"}, {"amp": "fp16"}, {},
+    {"optimizer": "adam", "dtype": "bf16"}, {"optimizer": "sgd", "dtype": "bf16", "amp": "bf16"},
+    {"dtype": "fp16", "amp": "fp16"}, {"dtype": "bf16"},
+)  # fmt: skip
 ABSURD = 1 << 80  # bytes: sizes of up to 2**40 multiply
 SECONDS = 5  # on a slow and busy machine
 DAMAGE = st.lists(
