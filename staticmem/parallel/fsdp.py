@@ -84,15 +84,14 @@ class _Fsdp:
     def copy_out(self, group: _Group, at: Position, forward: bool) -> None:
         if group.flat is None:
             return
-        if forward and self.waiting is not None:
-            self.r.end(self.waiting, at)
-            self.waiting = None
         call, holder = "FSDP copy-out", f"gathered for {group.label}"
         for weight in group.weights:
             dtype = group.compute(weight)
             nbytes = dtype.nbytes(group.shards[id(weight)] * group.ranks)
             group.gathered.append(self.r.add(weight.name, nbytes, dtype, at, call, holder, category="parameter"))
         if forward:
+            if self.waiting is not None:  # a variable of `wait_for_unshard` has it until the copies are made
+                self.r.end(self.waiting, at)
             self.waiting = group.flat
         else:
             self.r.end(group.flat, at)

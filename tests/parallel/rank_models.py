@@ -98,9 +98,10 @@ def shard(model: nn.Module, ranks: int, mixed: bool) -> None:
 
 def peak(
     strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2, outputs: str = "dropped",
-    accumulate: int = 1, set_to_none: bool = True,
+    accumulate: int = 1, set_to_none: bool = True, frozen: bool = False,
 ) -> int:  # fmt: skip
-    """The peak of the third step of AdamW on rank 0. Each of the micro-batches reduces its gradients."""
+    """The peak of the third step of AdamW on rank 0. Each of the micro-batches reduces its gradients. `frozen`: only
+    the norms are trained."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     ddp = strategy == "ddp"
@@ -109,15 +110,18 @@ def peak(
         warnings.simplefilter("ignore")
         dist.init_process_group(backend, store=store, rank=0, world_size=1 if ddp else ranks)
         try:
-            return _step_peak(strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none)
+            return _step_peak(strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none, frozen)
         finally:
             dist.destroy_process_group()
 
 
 def _step_peak(
-    strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, outputs: str, accumulate: int, set_to_none: bool
-) -> int:
+    strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, outputs: str, accumulate: int, set_to_none: bool,
+    frozen: bool,
+) -> int:  # fmt: skip
     model: nn.Module = Net().train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not frozen or "norm" in name)
     live = Live()
     with live:
         if strategy == "fsdp":
@@ -126,7 +130,8 @@ def _step_peak(
             live.__enter__()
         elif strategy == "ddp":  # its buckets are made here; they do not depend on the number of ranks
             model = nn.parallel.DistributedDataParallel(model)
-        optimizer = torch.optim.AdamW(model.parameters(), foreach=not fused, fused=fused)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, foreach=not fused, fused=fused)
         ids = torch.zeros((batch, LENGTH), dtype=torch.int64)
         target = torch.zeros((batch * LENGTH,), dtype=torch.int64)
         for value in (*model.parameters(), ids, target):

@@ -46,6 +46,8 @@ MEASURED = [
     ("fsdp", 2, {"accumulate": 2, "batch": 16, "set_to_none": False}, 7769600, 0),
     ("fsdp", 4, {"accumulate": 2, "mixed": True, "set_to_none": False}, 1723392, 512),
     ("ddp", 2, {"accumulate": 2}, 5594624, 0), ("ddp", 2, {"set_to_none": False}, 5594624, 0),
+    ("fsdp", 4, {"frozen": True}, 1494528, 0), ("fsdp", 2, {"frozen": True, "batch": 16}, 5227520, 0),
+    ("fsdp", 4, {"frozen": True, "mixed": True}, 874496, 0),
 ]  # fmt: skip
 
 
@@ -54,7 +56,8 @@ def test_peaks_are_those_of_pytorch(name: str, ranks: int, words: dict[str, Any]
     mixed, fused = words.get("mixed", False), words.get("fused", False)
     asked = {"optimizer_impl": "fused" if fused else "foreach", "batch": words.get("batch", 2)}
     asked |= {"outputs": "dropped"} | {k: words[k] for k in ("outputs", "accumulate", "set_to_none") if k in words}
-    one = study(**asked, dtype="bf16" if mixed else None)
+    frozen = "^(?!.*norm)" if words.get("frozen") else None
+    one = study(**asked, dtype="bf16" if mixed else None, freeze=frozen)
     made = one.result if name == "none" else on_rank(one.result, Strategy(name, ranks, mixed))
     assert measured - liveness(made.trace).peak_bytes == missing
 
