@@ -17,6 +17,11 @@ from staticmem.ops.registry import rule_of
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import flatten
 
+_WITH_TARGET_OF_THE_OUTPUT = ("mse", "l1", "smooth-l1", "bce")  # of its shape
+_CALLS = {
+    "l1": "aten::l1_loss", "smooth-l1": "aten::smooth_l1_loss", "bce": "aten::binary_cross_entropy_with_logits",
+}  # fmt: skip
+
 
 def choose(shape: layout.Shape) -> str:
     """The loss that `auto` picks: cross-entropy where the output looks like class scores, else its mean.
@@ -36,7 +41,7 @@ def target_of(loss: str, shape: layout.Shape) -> tuple[layout.Shape, dtypes.DTyp
         if len(shape) == 3:
             return shape[:2], dtypes.int64
         return (shape[0], *shape[2:]), dtypes.int64
-    if loss in ("mse", "bce"):
+    if loss in _WITH_TARGET_OF_THE_OUTPUT:
         return shape, dtypes.float32
     return None
 
@@ -61,8 +66,8 @@ def run(e: Eager, loss: str, output: Tensor, target: Tensor | None) -> Tensor:
         return output
     if loss == "mse":
         return mse(e, output, target)
-    if loss == "bce":
-        result: Tensor = call(e, rule_of("aten::binary_cross_entropy_with_logits"), (output, target), {})
+    if loss in _CALLS:
+        result: Tensor = call(e, rule_of(_CALLS[loss]), (output, target), {})
         return result
     if output.ndim < 2:
         raise UsageError(

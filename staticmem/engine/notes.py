@@ -9,6 +9,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Note
 from staticmem.ops.registry import kinds_of
 from staticmem.passes.lost_gradients import is_of_layer
+from staticmem.scenario.losses import has_terms
 from staticmem.scenario.selection import Policy, never_seen
 from staticmem.scenario.step import PAGEABLE, PINNED, Scenario
 from staticmem.units import format_bytes
@@ -76,11 +77,12 @@ def _of_recurrent(graph: Graph) -> Iterator[Note]:
 def _of_other_outputs(outputs: Sequence[Tensor], loss: str | None) -> Iterator[Note]:
     """Outputs beside the first that could be part of a loss."""
     others = [t for t in outputs[1:] if t.dtype.is_differentiable and t.requires_grad]
-    if others and loss not in ("none", "outputs") and outputs[0].ndim > 0:  # a scalar is the loss itself
+    chosen = loss in ("none", "outputs") or has_terms(loss or "")
+    if others and not chosen and outputs[0].ndim > 0:  # a scalar is the loss itself
         shapes = ", ".join(str(list(t.shape)) for t in others[:4]) + (", ..." if len(others) > 4 else "")
         text = (
             f"the model has {len(outputs)} outputs and the loss is of the first: no gradient comes from the others "
-            f"({shapes}). Return the sum of your losses first and use --loss none to have them all"
+            f"({shapes}). --loss OUTPUT=LOSS,OUTPUT=LOSS names the loss of each that has one"
         )
         yield Note("assumption", "SM331", text)
 

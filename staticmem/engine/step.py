@@ -33,6 +33,7 @@ from staticmem.ops import kinds_of
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import outer_matrices, values_of_loss
+from staticmem.scenario.losses import ITSELF, has_terms
 from staticmem.scenario.selection import Policy
 from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, ON_GPU, Scenario
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from staticmem.compiler.plan import Kernels
     from staticmem.engine.compiled_step import CompiledRegions, CompiledStep
     from staticmem.engine.gradients import GradScaler
+    from staticmem.engine.loss_terms import TermOfOutput
     from staticmem.engine.offloading import Offloading
 
 
@@ -101,6 +103,9 @@ class _Step:
         self.interpreter.keeps_values = False
         self.model, self.loss = self.interpreter.model, Owner("value", "loss")
         self.outputs: HeldOutputs | None = None
+        self.of_loss: Sequence[str] = graph.outputs[:1]  # the outputs that it is of
+        self.terms: Sequence[TermOfOutput] = ()  # of a loss over several
+        self.targets: dict[str, Tensor] = {}  # of these
         self.histories = KeptHistories(e)
         # the variables of the training loop end with a function that each step calls, and autograd's graph with them
         self.in_function = scenario.retain_graph or not scenario.backward
@@ -146,11 +151,12 @@ class _Step:
         """One step of training. `trained` are the indices of the parameters that get a gradient; None: those that the
         graph shows. Returns the result, these indices, and those of the parameters that did get one."""
         e, i, scenario, graph = self.e, self.interpreter, self.scenario, self.graph
+        self._choose_terms()
         parameters = [p for p in self._place_model() if p.requires_grad]
         ids = {name: id(tensor) for name, tensor in i.env.items()}
         read = {ids[name] for name in graph.last_read if name in ids}
         if trained is None:
-            of_loss = read.intersection([ids[name] for name in values_of_loss(graph) if name in ids])
+            of_loss = read.intersection([ids[name] for name in values_of_loss(graph, self.of_loss) if name in ids])
             trained = {k for k, p in enumerate(parameters) if id(p) in of_loss}
         with_gradient = [p for k, p in enumerate(parameters) if k in trained]
         optimizer = None
@@ -170,7 +176,7 @@ class _Step:
         loss, target, notes = self._loss_and_target()
         if scenario.outputs == HELD:
             self.outputs = HeldOutputs(e, len(graph.outputs) - (loss in AFTER_THE_MODEL))
-        if self.outputs is None or self.in_function or loss not in _AN_OUTPUT:  # else one of the outputs is it
+        if self.outputs is None or self.in_function or not self._is_output(loss):
             old = e.empty((), dtypes.float32, kernel="loss of the previous step")
             e.categorise(old, "activation", "loss of the previous step")
             e.hold(old, self.loss)
@@ -341,10 +347,32 @@ class _Step:
         if not self.scenario.set_to_none:
             self._place_gradients([inputs[name] for name in names if name in self.graph.last_read])
 
+    def _choose_terms(self) -> None:
+        """The terms of a loss that names outputs."""
+        if has_terms(self.scenario.loss) and not self._has_own_loss():
+            from staticmem.engine.loss_terms import terms_over  # few steps have several
+
+            self.terms = terms_over(self.graph, self.scenario.loss)
+            self.of_loss = [one.value for one in self.terms]
+
+    def _has_own_loss(self) -> bool:
+        """Whether the recording has the loss of the code."""
+        return self.graph.recorded is not None and self.graph.recorded.loss
+
+    def _is_output(self, loss: str) -> bool:
+        """Whether the loss is one of the outputs."""
+        if self.terms:
+            (first, *others) = self.terms
+            return not others and first.term.kind == ITSELF and not first.term.weight
+        return loss in _AN_OUTPUT
+
     def _loss_and_target(self) -> tuple[str, Tensor | None, list[Note]]:
         """The loss, where `auto` is decided by the output's shape, and the target tensor that it needs."""
-        shape, loss, notes = output_shape(self.graph), self.scenario.loss, []
-        if self.graph.recorded is not None and self.graph.recorded.loss:
+        loss, notes = self.scenario.loss, []
+        if self.terms:
+            return self._place_targets()
+        shape = output_shape(self.graph)
+        if self._has_own_loss():
             if loss not in ("auto", "none"):
                 text = f"--loss {loss} is not used: the recording has the loss of the code"
                 notes.append(Note("warning", "SM329", text))
@@ -357,6 +385,17 @@ class _Step:
             notes.append(Note("assumption", "SM330", text))
         target = losses.target_of(loss, shape)
         return loss, target and self._place(Value("target", target[1], target[0]), "input", "target"), notes
+
+    def _place_targets(self) -> tuple[str, None, list[Note]]:
+        """The targets of a loss over several outputs, and its name."""
+        from staticmem.engine.loss_terms import name_of, notes_on
+
+        for target in filter(None, [one.target for one in self.terms]):
+            if target.name not in self.targets:
+                value = Value(target.name, target.dtype, target.shape)
+                given = self.interpreter.env[target.name] if target.is_input else None
+                self.targets[target.name] = given or self._place(value, "input", target.name)
+        return name_of(self.terms), None, notes_on(self.graph, self.terms)
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -386,9 +425,8 @@ class _Step:
         if not outputs:
             raise no_tensor_output()
         if self.locals_policy == "last-use":  # code may take the loss's output alone: `loss_of(model(x)[0])`
-            self.interpreter.forget_outputs(self.graph.outputs[:1])
-        several = outputs if loss_name == "outputs" else outputs[:1]
-        roots = [losses.run(e, loss_name, output, target) for output in several]
+            self.interpreter.forget_outputs(self.of_loss)
+        roots = self._roots(outputs, loss_name, target)
         previous, self.loss = self.loss, Owner("value", "loss")
         for root in roots:
             e.hold(root, self.loss)
@@ -421,6 +459,15 @@ class _Step:
             self.recomputed, self.overwritten = tuple(checkpoints.recomputed), len(checkpoints.overwritten)
             self.policies = [*checkpoints.policies.values()]
         return outputs
+
+    def _roots(self, outputs: Sequence[Tensor], loss: str, target: Tensor | None) -> list[Tensor]:
+        """What backward starts from: the loss, or all outputs."""
+        if self.terms:
+            from staticmem.engine.loss_terms import run
+
+            return [run(self.e, self.terms, self.interpreter.env, self.targets)]
+        several = outputs if loss == "outputs" else outputs[:1]
+        return [losses.run(self.e, loss, output, target) for output in several]
 
     def _offload(self) -> Offloading | None:
         """Begins to copy what autograd saves to the CPU."""

@@ -64,7 +64,7 @@ class Binder:
         parameters, buffers = self.tied(parameters, ops), self.tied(buffers, ops)
         ops = self.rebinder.follow(ops, self.recorded)
         inputs = tuple(Value(s.name, s.dtype, self.binding.shapes[s.name]) for s in archive.inputs)
-        outputs = self.outputs(fields.items(archive.signature["output_specs"]))
+        outputs, output_names = self.outputs(fields.items(archive.signature["output_specs"]))
         values = {name: self.value(name) for op in ops for name in op.outputs if name in self.tensors}
         if self.binding.rebound:
             changed = ", ".join(self.binding.rebound)
@@ -76,17 +76,20 @@ class Binder:
         return Graph(
             name=archive.path, format="pt2", producer=archive.producer, inputs=inputs, parameters=tuple(parameters),
             buffers=tuple(buffers), ops=tuple(ops), outputs=outputs, values={} if self.binding.rebound else values,
-            constant_values=constants, notes=tuple(self.notes),
+            constant_values=constants, notes=tuple(self.notes), output_names=output_names,
         )  # fmt: skip
 
-    def outputs(self, specs: Sequence[Any]) -> tuple[str, ...]:
-        names = []
-        for spec in specs:
-            kind, body = fields.only(spec)
-            arg = fields.mapping(body["arg"]) if kind == "user_output" else {}
-            if "as_tensor" in arg:
-                names.append(self.resolve(arg["as_tensor"]["name"]))
-        return tuple(names)
+    def outputs(self, specs: Sequence[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The values that are outputs, and what they are called in what the model returns."""
+        leaves = [body["arg"] for kind, body in map(fields.only, specs) if kind == "user_output"]
+        called = self.archive.output_names
+        called = called if len(called) == len(leaves) else [""] * len(leaves)
+        tensors = [
+            (self.resolve(arg["as_tensor"]["name"]), name)
+            for arg, name in zip(map(fields.mapping, leaves), called, strict=True)
+            if "as_tensor" in arg
+        ]
+        return tuple([value for value, _ in tensors]), tuple([name for _, name in tensors])
 
     # -- tensors and sizes ---------------------------------------------------------------------------------------
 

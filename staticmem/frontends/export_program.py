@@ -19,6 +19,7 @@ from staticmem.errors import ModelFileError
 from staticmem.frontends import fields, recent
 from staticmem.frontends.carried import STALE, of_archive
 from staticmem.frontends.export_storages import CONFIGS, sizes, tied_names
+from staticmem.frontends.output_names import of_treespec
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.frontends.recording_format import MEMBER
 from staticmem.ir import dtypes, expressions
@@ -191,6 +192,15 @@ class ExportedArchive:
             low, high = _bound(bounds, "min_val"), _bound(bounds, "max_val")
             self.symbols[name] = SymbolRange(max(self.sizes.least.get(name, low or 1), 1), high)
         self.inputs = tuple(self._input(name) for name in self._user_inputs())
+        self.output_names = self._output_names(module)
+
+    @staticmethod
+    def _output_names(module: Mapping[str, Any]) -> list[str]:
+        """What the model's outputs are called, as far as the signature of the call of the whole model says it."""
+        calls = fields.items(module.get("module_call_graph") or [])
+        signature = fields.mapping(calls[0]).get("signature") if calls else None
+        specification = fields.mapping(signature).get("out_spec") if signature is not None else None
+        return of_treespec(specification) if specification else []
 
     def _user_inputs(self) -> list[str]:
         names = []

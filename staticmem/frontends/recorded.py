@@ -193,6 +193,7 @@ class _Program:
         self.release(program.get("released_before", []), -1, last_held)
         ops = self.ops(fields.items(program["ops"]), -1, last_held)
         outputs = tuple(self.names[fields.size(v)] for v in fields.items(program.get("outputs", [])))
+        called = tuple(map(fields.text, fields.items(program.get("output_names", []))))
         rows = fields.items(program.get("regions", []))
         given = self.unread(program.get("unread_of_regions", []), len(rows))
         regions = tuple(
@@ -218,6 +219,7 @@ class _Program:
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,
             buffers=buffers, ops=ops, outputs=outputs, values=self.values, notes=tuple(self.notes), recorded=recorded,
+            output_names=called if len(called) == len(outputs) else (),
         )  # fmt: skip
 
     # -- values --------------------------------------------------------------------------------------------------

@@ -343,6 +343,9 @@ class Graph:
     # values that code which a pass inserted has variables for, each with the name of the op that they last until
     variables: Mapping[str, str] = field(default_factory=dict)
     generated: Generated | None = None  # the graph is that of `generate` (passes.generation)
+    # what the outputs are called in what the model returns (`out`, `heads.0`), "" for one that has a number alone;
+    # empty where the file does not say
+    output_names: tuple[str, ...] = ()
 
     @cached_property
     def derived(self) -> dict[str, Any]:

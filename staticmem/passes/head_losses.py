@@ -194,4 +194,6 @@ def _with(
     if recorded is not None:  # an output is held by the caller
         held = {name: index for name, index in recorded.last_held.items() if name not in outputs}
         recorded = replace(recorded, last_held=held)
-    return replace(changed, inputs=(*graph.inputs, labels), outputs=outputs, values=values, recorded=recorded)
+    return replace(
+        changed, inputs=(*graph.inputs, labels), outputs=outputs, values=values, recorded=recorded, output_names=()
+    )

@@ -29,6 +29,7 @@ class FromOnnx:
             name=self.decoded.name, format="onnx", producer=net.producer, inputs=self.decoded.inputs, parameters=(),
             buffers=(), ops=tuple(translated.ops), outputs=translated.outputs, values=net.values,
             notes=(*self.decoded.tensors.notes, *translated.notes), inplace_known=False,
+            output_names=net.outputs if len(net.outputs) == len(translated.outputs) else (),
         )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ a frozen layer after it still passes gradients on, but makes none for its own we
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -145,14 +145,14 @@ def _tied(graph: Graph) -> dict[str, str]:
     }
 
 
-def values_of_loss(graph: Graph) -> Set[str]:
-    """The values that the first output, of which the loss is, depends on through ops that autograd records.
+def values_of_loss(graph: Graph, outputs: Iterable[str]) -> Set[str]:
+    """The values that the outputs of which the loss is depend on through ops that autograd records.
 
     An op that writes in place is taken to change what the loss reads, whatever its result is used for: a view of it may
     be. So a parameter that is not among these gets no gradient. One that is among them may get none either: not all
     ops are differentiable.
     """
-    values = set(graph.outputs[:1])
+    values = set(outputs)
     writing = {target for target in {op.target for op in graph.ops} if in_place(target.split(".", 1)[0])}
     for op in reversed(graph.ops):
         if op.grad and (not values.isdisjoint(op.outputs) or op.target in writing):

@@ -26,7 +26,9 @@ def drop_training_code(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note
     outputs = tuple(name for name in graph.outputs if name not in results)
     if not inside or not outputs or any(not results.isdisjoint(op.refs()) for op in others):
         return graph, ()
-    return replace(graph, ops=tuple(others), outputs=outputs), ()
+    called = dict(zip(graph.outputs, graph.output_names, strict=False))
+    names = tuple([called.get(name, "") for name in outputs])
+    return replace(graph, ops=tuple(others), outputs=outputs, output_names=names), ()
 
 
 def _is_in_training(op: Op) -> bool:

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from staticmem.errors import ModelFileError
 from staticmem.frontends import recording_format as written
 from staticmem.frontends import traced_sizes
+from staticmem.frontends.output_names import name_of
 from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import gpu, halved, rows, tracing
 from staticmem.recording.functions import recorded
@@ -227,9 +228,10 @@ class _Call:
             if training and self.loss is not None:
                 result = self.loss(result)
             program = watch.program
-            outputs = {watch.value(t): t for t in _tensors(result)}
+            outputs = _named_values(watch, result)
             program.outputs = list(outputs)
-            program.output_shapes = [self.sizes.shape(t.shape) for t in outputs.values()]
+            program.output_names = [name for name, _ in outputs.values()]
+            program.output_shapes = [self.sizes.shape(t.shape) for _, t in outputs.values()]
         watch.program, watch.paused = Program(), True  # of what ends from here on no op is the last
         del result, outputs
         watch.paused = False
@@ -426,17 +428,26 @@ def _name_of(dtype: torch.dtype | None) -> str | None:
     return None if dtype is None else str(dtype).removeprefix("torch.")
 
 
-def _tensors(result: Any) -> Iterator[torch.Tensor]:
-    """All tensors of a result, also in dictionaries and in transformers' ModelOutput."""
+def _named_values(watch: Watch, result: Any) -> dict[int, tuple[str, torch.Tensor]]:
+    """The values that a result has, each once, with what they are called in it."""
+    values: dict[int, tuple[str, torch.Tensor]] = {}
+    for path, tensor in _tensors(result):
+        values.setdefault(watch.value(tensor), (name_of(path), tensor))
+    return values
+
+
+def _tensors(result: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    """All tensors of a result, also in dictionaries and in transformers' ModelOutput, each with the way to it."""
     if isinstance(result, torch.Tensor):
         if result.device.type == gpu.DEVICE:
-            yield result
+            yield path, result
     elif isinstance(result, Mapping):
-        for item in result.values():
-            yield from _tensors(item)
+        for key, item in result.items():
+            yield from _tensors(item, (*path, str(key)))
     elif isinstance(result, (list, tuple)):
-        for item in result:
-            yield from _tensors(item)
+        names = getattr(result, "_fields", None) or range(len(result))
+        for name, item in zip(names, result, strict=True):
+            yield from _tensors(item, (*path, str(name)))
     elif hasattr(result, "__dataclass_fields__"):
         for name in result.__dataclass_fields__:
-            yield from _tensors(getattr(result, name))
+            yield from _tensors(getattr(result, name), (*path, name))

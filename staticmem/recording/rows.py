@@ -109,6 +109,7 @@ class _Numbering:
             "unread_of_regions": self.unread(program.unread_of_regions),
             "outputs": [self.number_of[v] for v in program.outputs],
             "output_shapes": program.output_shapes,
+            "output_names": program.output_names if any(program.output_names) else [],
             "lasting": [self.number_of[v] for v in program.lasting if v in self.number_of],
         }
         return {key: value for key, value in row.items() if value}

@@ -52,6 +52,7 @@ class Program:
         self.released_before: list[int] = []  # those of them that Python lets go of before the first op
         self.outputs: list[int] = []
         self.output_shapes: list[list[Any]] = []
+        self.output_names: list[str] = []  # what they are called in what the model returns
 
     def let_go(self, values: Sequence[int]) -> None:
         """Python has just let go of these values."""

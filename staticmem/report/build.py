@@ -116,8 +116,9 @@ def _model(s: Sources) -> ModelInfo:
     graph, shapes, result = s.graph, s.binding.shapes, s.result
     inputs = [TensorInfo(spec.name, spec.dtype.name, shapes[spec.name], spec.shape) for spec in s.model.inputs]
     outputs = []
+    called = dict(zip(graph.outputs, graph.output_names, strict=False))  # as --loss names them
     for name, shape, dtype in zip(graph.outputs, result.output_shapes, result.output_dtypes, strict=False):
-        outputs.append(TensorInfo(name, dtype.name, shape))
+        outputs.append(TensorInfo(called.get(name) or name, dtype.name, shape))
     source = (s.model.path, graph.format, graph.producer, s.file_bytes, s.sha256)
     return ModelInfo(*source, tuple(inputs), tuple(outputs), len(graph.ops))
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from staticmem.documents import DocumentError, Node
 from staticmem.errors import UsageError, closest
 from staticmem.scenario.adapters import EXAMPLE, lora_text
+from staticmem.scenario.losses import has_terms, loss_text
 from staticmem.scenario.options import Option
 from staticmem.scenario.step import WHOLE
 from staticmem.units import parse_bytes, parse_limit
@@ -234,6 +235,27 @@ class Adapters:
         return {"anyOf": [{"type": ["string", "null"]}, {"const": False}, table]}
 
 
+class Loss:
+    """The name of a loss; or a text or a mapping with the loss of each output, `{out: mse, aux: 0.4*mse}`."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.name = Choice(names)
+
+    def read(self, node: Node) -> str:
+        value = node.plain() if isinstance(node.value, dict) else node.value
+        if not isinstance(value, dict) and not (isinstance(value, str) and has_terms(value)):
+            return self.name.read(node)
+        try:
+            return loss_text(value)
+        except UsageError as error:
+            raise DocumentError(f"{node.place}: {error.what}", error.why, error.hint, WRONG_VALUE) from error
+
+    def schema(self) -> dict[str, Any]:
+        term = {"type": "string"}
+        table = {"type": "object", "additionalProperties": term, "minProperties": 1}
+        return {"anyOf": [self.name.schema(), {"type": "string", "pattern": "="}, table]}
+
+
 class Named:
     """Values of a kind by names that the user chooses."""
 
@@ -266,6 +288,7 @@ def kind_of(one: Option, more: tuple[str, ...] = ()) -> Kind:
         "dims": lambda: Named(Whole("512")),
         "modules": lambda: Modules("Block"),
         "adapters": Adapters,
+        "loss": lambda: Loss((*one.choices, *more)),
         "names": lambda: Several(Text(one.example.strip("[]"))),
         "text": lambda: Text(one.example),
     }

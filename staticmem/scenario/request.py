@@ -17,6 +17,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
+from staticmem.scenario.losses import has_terms, loss_text
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.step import (
@@ -108,12 +109,13 @@ class Request(Levers):
         0.0, STEP, "fraction", "M", "momentum of sgd or rmsprop",
         training=True, owners=("sgd", "rmsprop"), example="0.9",
     )
-    loss: str = option(
-        "auto", STEP, "choice", "LOSS", "the loss; auto chooses by the output's shape",
-        choices=LOSSES, training=True, example="auto",
+    loss: str | Mapping[Any, str] = option(
+        "auto", STEP, "loss", "LOSS", "the loss, or that of each output; auto chooses by the output's shape",
+        choices=LOSSES, training=True, example="{out: cross-entropy, aux: 0.4*cross-entropy}",
         details="The report says what was chosen. `none`: the first output is the loss, or the gradient that backward "
-        "starts from has its size; `outputs`: backward starts from all outputs, each with a gradient of its size; the "
-        "others are those of libraries: [losses](levers.md#losses)",
+        "starts from has its size; `outputs`: backward starts from all outputs, each with a gradient of its size. "
+        "`out=cross-entropy,aux=0.4*cross-entropy` sums losses of outputs ([several "
+        "outputs](levers.md#several-outputs)); the others are those of libraries: [losses](levers.md#losses)",
     )
     target_length: int | None = option(
         None, STEP, "whole", "N", "labels of the longest target, with --loss ctc", training=True, example="50",
@@ -248,6 +250,7 @@ class Request(Levers):
         if self.lora is not None:
             text = lora_text(self.lora)
             object.__setattr__(self, "lora", None if text.lower() in ("", "none") else text)
+        object.__setattr__(self, "loss", loss_text(self.loss))
         if isinstance(self.resolution, int):
             object.__setattr__(self, "resolution", (self.resolution, self.resolution))
         elif self.resolution is not None and len(self.resolution) != 2:
@@ -273,7 +276,10 @@ class Request(Levers):
             UsageError: an unknown choice, or options that exclude each other.
         """
         notes: list[Note] = []
-        optimizer, impl, loss = (self._choice(name) for name in ("optimizer", "optimizer_impl", "loss"))
+        optimizer, impl, loss = self._choice("optimizer"), self._choice("optimizer_impl"), self.loss
+        assert isinstance(loss, str)
+        several = has_terms(loss)
+        loss = loss if several else self._choice("loss")
         mode = self._choice("mode") or ("train" if optimizer else "infer")
         check_owner(OPTIONS["momentum"], self.momentum, optimizer, "SM132")
         if not 0 <= self.momentum < 1:
@@ -315,7 +321,7 @@ class Request(Levers):
                 "Use --loss ctc --target-length 50, or leave it out.",
                 code="SM130",
             )
-        if self.parallel in ("tp", "pp") and loss in HEAD_LOSSES and mode == "train":
+        if self.parallel in ("tp", "pp") and (several or loss in HEAD_LOSSES) and mode == "train":
             raise UsageError(
                 f"--loss {loss} and --parallel {self.parallel} cannot be combined",
                 "How a divided model runs this loss is not covered.",

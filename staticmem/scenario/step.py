@@ -9,6 +9,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import Lora, Quantized
+from staticmem.scenario.losses import KINDS
 from staticmem.scenario.options import LEVERS, Option, declared, option
 from staticmem.version import REFERENCE_RELEASE
 
@@ -31,7 +32,7 @@ FUSED = ("sgd", "adam", "adamw", "adagrad", *BITSANDBYTES)  # have fused kernels
 OF_THE_MODEL = ("causal-lm", "fused-linear-cross-entropy")
 AFTER_THE_MODEL = ("chunked-cross-entropy", "linear-cross-entropy", "ctc")
 HEAD_LOSSES = (*OF_THE_MODEL, *AFTER_THE_MODEL)
-LOSSES = ("auto", "cross-entropy", "mse", "bce", "mean", "sum", "none", "outputs", *HEAD_LOSSES)
+LOSSES = (*KINDS, "outputs", *HEAD_LOSSES)
 # strategies of several GPUs and how they are written
 TITLES = {
     "ddp": "DDP",

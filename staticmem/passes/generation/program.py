@@ -190,7 +190,8 @@ class _Generate:
         }
         return replace(
             prefill, inputs=(prefill.inputs[0], padding), ops=tuple(draft.ops), outputs=(final,), values=values,
-            recorded=recorded, programs=None, generated=parts, notes=(*prefill.notes, *_notes(self.asked, all_logits)),
+            output_names=(), recorded=recorded, programs=None, generated=parts,
+            notes=(*prefill.notes, *_notes(self.asked, all_logits)),
         )  # fmt: skip
 
 

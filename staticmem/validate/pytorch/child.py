@@ -69,7 +69,7 @@ def _on_cpu(job: dict[str, Any], steps: Any) -> dict[str, Any]:
     steps.place()
     steps.place_target(job["output_shape"])
     placed = [*program.parameters, *program.other]
-    for tensor in placed if steps.target is None else [*placed, steps.target]:
+    for tensor in [*placed, *steps.targets.values()]:
         live.count(tensor)
     del placed
     forward_end = 0

@@ -9,11 +9,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 
+from staticmem.engine.loss_terms import terms_over
 from staticmem.engine.losses import target_of
 from staticmem.ir.graph import Graph
+from staticmem.scenario.losses import has_terms
 from staticmem.scenario.step import FIRST, HELD, TORCH_OPTIMIZERS, Scenario
 from staticmem.validate.pytorch.program import NotRunnableError, Program, torch_dtype
 
+TARGET = "target"
+_LOSSES: dict[str, Callable[[Any, Any], Any]] = {
+    "cross-entropy": F.cross_entropy, "mse": F.mse_loss, "l1": F.l1_loss, "smooth-l1": F.smooth_l1_loss,
+    "bce": F.binary_cross_entropy_with_logits,
+}  # fmt: skip
 _LEARNING_RATE = 1e-6  # values stay finite over a few steps; memory does not depend on it
 
 
@@ -58,7 +65,8 @@ class Steps:
         self.before_step: Callable[[], None] = lambda: None
         self.stand_ins: dict[str, int] = {}
         self.optimizer: Any = None
-        self.target: Any = None
+        self.terms = terms_over(graph, loss) if loss is not None and has_terms(loss) else ()
+        self.targets: dict[str, Any] = {}
         self.loss: Any = None
         self.trained_inputs: list[Any] = []
         self.outputs: Any = None
@@ -81,7 +89,13 @@ class Steps:
         """The target of the loss for an output of this shape: class 0 or zeros everywhere."""
         wanted = target_of(self.loss_name or "mean", tuple(shape)) if self.scenario.training else None
         if wanted is not None:
-            self.target = torch.zeros(wanted[0], dtype=torch_dtype(wanted[1]), device=self.device)
+            self.targets[TARGET] = torch.zeros(wanted[0], dtype=torch_dtype(wanted[1]), device=self.device)
+        for target in filter(None, [one.target for one in self.terms]):
+            if target.is_input:
+                self.targets[target.name] = self.program.placed[target.name]
+            elif target.name not in self.targets:
+                dtype = torch_dtype(target.dtype)
+                self.targets[target.name] = torch.zeros(target.shape, dtype=dtype, device=self.device)
 
     def make_optimizer(self) -> None:
         """The optimizer over the parameters that some op reads and that are trained; None where none was asked for."""
@@ -139,7 +153,7 @@ class Steps:
                 outputs = self.program.forward()
                 if s.outputs == HELD:
                     self.outputs = outputs
-                self.loss = self._loss(outputs[0])
+                self.loss = self._summed(outputs) if self.terms else self._loss(self.loss_name, outputs[0], TARGET)
                 del outputs
             if s.backward:
                 self.phase("backward")
@@ -167,21 +181,29 @@ class Steps:
             elif p.grad is not None:
                 p.grad.zero_()
 
-    def _loss(self, output: Any) -> Any:
-        if self.loss_name == "mean":
+    def _summed(self, outputs: Sequence[Any]) -> Any:
+        """A loss over several outputs."""
+        names, total = self.program.graph.outputs, None
+        for one in self.terms:
+            output = outputs[names.index(one.value)]
+            loss = self._loss(one.term.kind, output, one.target.name if one.target is not None else TARGET)
+            if one.term.weight:
+                loss = float(one.term.weight) * loss
+            total = loss if total is None else total + loss
+            del loss
+        return total
+
+    def _loss(self, kind: str | None, output: Any, target: str) -> Any:
+        if kind == "mean":
             return output.mean()
-        if self.loss_name == "sum":
+        if kind == "sum":
             return output.sum()
-        if self.loss_name == "outputs":
+        if kind == "outputs":
             raise NotRunnableError("--loss outputs has gradients of its own for the outputs, and no loss to run")
-        if self.loss_name == "mse":
-            return F.mse_loss(output, self.target)
-        if self.loss_name == "bce":
-            return F.binary_cross_entropy_with_logits(output, self.target)
-        if self.loss_name == "cross-entropy":
-            if output.ndim == 3:
-                return F.cross_entropy(output.flatten(0, 1), self.target.flatten())
-            return F.cross_entropy(output, self.target)
+        if kind == "cross-entropy" and output.ndim == 3:
+            return F.cross_entropy(output.flatten(0, 1), self.targets[target].flatten())
+        if kind in _LOSSES:
+            return _LOSSES[kind](output, self.targets[target])
         if output.numel() != 1:
             raise NotRunnableError(f"--loss none takes the output as the loss, and it has {output.numel()} elements")
         return output
