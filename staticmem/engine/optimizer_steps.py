@@ -38,6 +38,16 @@ class Make:
 
 
 @record(frozen=True)
+class MakeAll:
+    """A call that makes several tensors of one parameter, each with its variable."""
+
+    kernel: str
+    names: tuple[str, ...]
+    shapes: tuple[Callable[[Shape], Shape], ...]
+    dtype: DType
+
+
+@record(frozen=True)
 class Drop:
     """Variables that end: `del`, or a new assignment of something that is alive anyway."""
 
@@ -52,7 +62,7 @@ class Also:
     of: str
 
 
-Steps: TypeAlias = "tuple[Make | Drop | Also, ...]"
+Steps: TypeAlias = "tuple[Make | MakeAll | Drop | Also, ...]"
 
 
 @record(frozen=True)
@@ -68,13 +78,14 @@ class State:
 
 @record(frozen=True)
 class OptimizerFacts:
-    """`states` and the steps of one parameter shape; `foreach` steps make lists over all parameters of a dtype.
+    """`states` and the steps of one parameter's shape and dtype; `foreach` steps make lists over all parameters of a
+    dtype.
 
     `foreach` is None where the default is the for-loop, `fused` says that fused kernels exist; `only_fused` that there
     is nothing else. `shared`: state that all parameters share.
     """
 
-    states: Callable[[Shape], tuple[State, ...]]
+    states: Callable[[Shape, DType], tuple[State, ...]]
     loop: Callable[[Shape, DType], Steps]
     foreach: Callable[[Shape], Steps] | None = None
     fused: bool = False
@@ -83,9 +94,9 @@ class OptimizerFacts:
     shared: tuple[State, ...] = ()
 
 
-def _states(*names: str) -> Callable[[Shape], tuple[State, ...]]:
+def _states(*names: str) -> Callable[[Shape, DType], tuple[State, ...]]:
     states = tuple(State(name) for name in names)
-    return lambda shape: states
+    return lambda shape, dtype: states
 
 
 def _simple(
@@ -215,7 +226,7 @@ _NORM = Make("aten.linalg_vector_norm.default", shape=_scalar)
 def _adafactor(s: Scenario) -> OptimizerFacts:
     """torch.optim.Adafactor: a row and a column of factors for tensors of two or more dimensions."""
 
-    def states(shape: Shape) -> tuple[State, ...]:
+    def states(shape: Shape, dtype: DType) -> tuple[State, ...]:
         if len(shape) > 1:
             return State("row_var", _row), State("col_var", _column)
         return (State("variance"),)
@@ -246,7 +257,7 @@ def _adafactor_hf(s: Scenario) -> OptimizerFacts:
 
     full = dtypes.float32
 
-    def states(shape: Shape) -> tuple[State, ...]:
+    def states(shape: Shape, dtype: DType) -> tuple[State, ...]:
         rms = State("RMS", _scalar, full)
         if len(shape) > 1:
             return State("exp_avg_sq_row", row, full), State("exp_avg_sq_col", column, full), rms
@@ -330,7 +341,7 @@ def _of_bitsandbytes(s: Scenario) -> OptimizerFacts:
     def blocks(shape: Shape) -> Shape:
         return (-(-_numel(shape) // BLOCK),)
 
-    def states(shape: Shape) -> tuple[State, ...]:
+    def states(shape: Shape, dtype: DType) -> tuple[State, ...]:
         numbers, managed = range(1, count + 1), paged and _numel(shape) >= MIN_PAGED
         if not eight or _numel(shape) < MIN_8BIT:
             return tuple(State(f"state{k}", None, dtypes.float32, managed) for k in numbers)
@@ -375,7 +386,7 @@ def _torchao(s: Scenario) -> OptimizerFacts:
         parts = State(f"{name}_codes", codes, dtype), State(f"{name}_scale", scales, dtypes.float32)
         return (*parts, State(f"{name}_qmap", lambda shape: (book,), dtypes.float32)) if book else parts
 
-    def states(shape: Shape) -> tuple[State, ...]:
+    def states(shape: Shape, dtype: DType) -> tuple[State, ...]:
         names = ("exp_avg", "exp_avg_sq")
         return tuple(s for name in names for s in state(name)) if quantized(shape) else _states(*names)(shape)
 

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from staticmem.eager.context import Eager, Kept
 from staticmem.eager.strides import Form, contiguous_strides, dense_like, form_of
 from staticmem.eager.tensor import Owner, Tensor
-from staticmem.engine.optimizer_steps import FACTS, Also, Drop, Make, OptimizerFacts, State, Steps
+from staticmem.engine.optimizer_steps import FACTS, Also, Drop, Make, MakeAll, OptimizerFacts, State, Steps
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
+from staticmem.scenario.low_rank import APOLLO, LowRank
 from staticmem.scenario.step import Scenario
 from staticmem.units import format_bytes
 
@@ -37,14 +38,16 @@ def facts_of(scenario: Scenario) -> OptimizerFacts:
 
 
 def make(
-    e: Eager, scenario: Scenario, parameters: Sequence[Tensor], others: Collection[int] = frozenset()
+    e: Eager, scenario: Scenario, parameters: Sequence[Tensor], apart: Collection[int] = frozenset()
 ) -> Optimizer | Several:
     """The optimizer of a scenario over the parameters that get a gradient.
 
-    `others`: ids of matrices that Muon leaves to AdamW.
+    `apart`: ids of matrices that Muon leaves to AdamW, or of the weights that GaLore or APOLLO projects.
     """
+    if scenario.low_rank is not None:
+        return _with_projections(e, scenario, scenario.low_rank, parameters, apart)
     if scenario.optimizer == "muon":
-        hidden = [p for p in parameters if p.ndim == 2 and id(p) not in others]
+        hidden = [p for p in parameters if p.ndim == 2 and id(p) not in apart]
         of_muon = {id(p) for p in hidden}
         rest = [p for p in parameters if id(p) not in of_muon]
         return Several([_one(e, scenario, hidden), _one(e, replace(scenario, optimizer="adamw"), rest)])
@@ -59,6 +62,21 @@ def _one(e: Eager, scenario: Scenario, parameters: Sequence[Tensor]) -> Optimize
     elif impl == "foreach" and facts.foreach is None:
         impl = "for-loop"
     return Optimizer(e, facts, impl, parameters, scenario.offload_optimizer, scenario.compile_optimizer)
+
+
+def _with_projections(
+    e: Eager, scenario: Scenario, asked: LowRank, parameters: Sequence[Tensor], targets: Collection[int]
+) -> Optimizer:
+    """GaLore's or APOLLO's: one loop over two groups, that of projected weights last."""
+    from staticmem.engine.low_rank_steps import PLAIN, note_on, projecting  # few steps have one
+
+    projected = [p for p in parameters if id(p) in targets]
+    rest = [p for p in parameters if id(p) not in targets]
+    facts = projecting(asked, scenario.optimizer == APOLLO)
+    return Optimizer(
+        e, PLAIN, "for-loop", [*rest, *projected], scenario.offload_optimizer,
+        own={id(p): facts for p in projected}, said=[note_on(asked, projected, len(rest))],
+    )  # fmt: skip
 
 
 class Several:
@@ -89,6 +107,7 @@ class Several:
 class Optimizer:
     """An optimizer over `parameters`. `offload`: states and update are the CPU's, the device sees only the copies of
     gradients out and of parameters in, which make no tensor there (torchao's CPUOffloadOptimizer, ZeRO-Offload).
+    `own`: facts of parameters that are in a group of their own, by id; `said`: notes on it.
     `compiled`: `step()` runs under torch.compile, whose kernels keep what foreach puts into lists in registers; Dynamo
     moves the counters of steps to the device (torch/_dynamo/variables/optimizer.py, `move_step_if_cpu`)."""
 
@@ -100,14 +119,20 @@ class Optimizer:
         parameters: Sequence[Tensor],
         offload: bool = False,
         compiled: bool = False,
+        own: Mapping[int, OptimizerFacts] | None = None,
+        said: Sequence[Note] = (),
     ) -> None:
         self.e, self.facts, self.impl, self.parameters, self.offload = e, facts, impl, parameters, offload
-        self.compiled = compiled
+        self.compiled, self.own, self.said = compiled, own or {}, said
         self.locals: dict[str, Owner] = {}
 
     @property
     def fused(self) -> bool:
         return self.impl == "fused"
+
+    def facts_of(self, p: Tensor) -> OptimizerFacts:
+        """The facts of the group that a parameter is in."""
+        return self.own.get(id(p), self.facts) if self.own else self.facts
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -117,29 +142,35 @@ class Optimizer:
             self.e.keep("optimizer_state", "optimizer", self._states())
 
     def _states(self) -> Iterator[tuple[Kept, str, str]]:
-        of_shape = {shape: self.facts.states(shape) for shape in {p.shape for p in self.parameters}}
-        if any(states and states[0].dtype is dtypes.uint8 for states in of_shape.values()):
+        of_form: dict[tuple[int, Form], tuple[State, ...]] = {}  # by id of the facts
+        for p in self.parameters:
+            facts = self.facts_of(p)
+            if (id(facts), p.form) not in of_form:
+                of_form[id(facts), p.form] = facts.states(p.shape, p.dtype)
+        if any(states and states[0].dtype is dtypes.uint8 for states in of_form.values()):
             first = self.parameters[0]
             for state in self.facts.shared:
                 yield _kept(state, first), state.name, "all parameters"
         on_device = (self.fused or self.compiled) and self.facts.fused_step
         step = (State("step", lambda shape: (), dtypes.float32),) if on_device else ()
-        by_form: dict[Form, list[tuple[Kept, str]]] = {}
+        made: dict[tuple[int, Form], list[tuple[Kept, str]]] = {}
         for p in self.parameters:
-            name, states = p.name, by_form.get(p.form)
+            key = id(self.facts_of(p)), p.form
+            name, states = p.name, made.get(key)
             if states is None:
-                on_card = [state for state in (*of_shape[p.shape], *step) if not state.managed]
+                on_card = [state for state in (*of_form[key], *step) if not state.managed]
                 states = [(_kept(state, p), state.name) for state in on_card]
-                by_form[p.form] = states
+                made[key] = states
             for kept, suffix in states:
                 yield kept, f"{name}.{suffix}", name
 
     def notes(self) -> Iterator[Note]:
         """What a reader must know of the state."""
+        yield from self.said
         managed = sum(
             form_of(p.shape, p.strides, state.dtype or p.dtype).nbytes
             for p in self.parameters
-            for state in self.facts.states(p.shape)
+            for state in self.facts_of(p).states(p.shape, p.dtype)
             if state.managed and not self.offload
         )
         if managed:
@@ -170,7 +201,7 @@ class Optimizer:
                 self._run(self.facts.foreach(group[0].shape), group)
         else:
             for p in self.parameters:  # a variable keeps its tensor until the next parameter assigns it again
-                self._run(self.facts.loop(p.shape, p.dtype), [p])
+                self._run(self.facts_of(p).loop(p.shape, p.dtype), [p])
         for owner in self.locals.values():
             self.e.release(owner)
         self.locals = {}
@@ -179,6 +210,8 @@ class Optimizer:
         for step in steps:
             if isinstance(step, Make):
                 self._make(step, parameters)
+            elif isinstance(step, MakeAll):
+                self._make_all(step, parameters[0])
             elif isinstance(step, Drop):
                 self._drop(step.names)
             elif isinstance(step, Also):
@@ -199,6 +232,14 @@ class Optimizer:
         if step.name:
             self._drop((step.name,))
             self.locals[step.name] = owner
+
+    def _make_all(self, step: MakeAll, p: Tensor) -> None:
+        self.e.kernel(step.kernel)
+        for name, shape in zip(step.names, step.shapes, strict=True):
+            owner = Owner("local", name)
+            self.e.hold(self.e.empty(shape(p.shape), step.dtype), owner)
+            self._drop((name,))
+            self.locals[name] = owner
 
     def _also(self, step: Also) -> None:
         owner = Owner("local", step.name)

@@ -32,7 +32,7 @@ from staticmem.ir.record import record
 from staticmem.ops import kinds_of
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
-from staticmem.passes.parameters import outer_matrices, values_of_loss
+from staticmem.passes.parameters import outer_matrices, projected_weights, values_of_loss
 from staticmem.scenario.losses import ITSELF, has_terms
 from staticmem.scenario.selection import Policy
 from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, ON_GPU, Scenario
@@ -161,8 +161,10 @@ class _Step:
         with_gradient = [p for k, p in enumerate(parameters) if k in trained]
         optimizer = None
         if scenario.optimizer is not None:
-            others = [name for name in outer_matrices(graph) if name in ids] if scenario.optimizer == "muon" else ()
-            optimizer = optimizers.make(e, scenario, with_gradient, {ids[name] for name in others})
+            apart: Collection[str] = outer_matrices(graph) if scenario.optimizer == "muon" else ()
+            if scenario.low_rank is not None:
+                apart = projected_weights(graph, scenario.low_rank)
+            optimizer = optimizers.make(e, scenario, with_gradient, {ids[name] for name in apart if name in ids})
             optimizer.make_state()
         if scenario.grad_scaler:
             from staticmem.engine.gradients import GradScaler  # few steps have one

@@ -6,12 +6,19 @@ a frozen layer after it still passes gradients on, but makes none for its own we
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph, Note, Parameter, Ref
 from staticmem.ops.registry import in_place
+from staticmem.passes.layers import LINEAR, layers_of
+from staticmem.scenario.low_rank import ALL_LINEAR, LowRank
+
+# products of an input and a weight, among them losses that run the last linear layer (passes.head_losses)
+_LINEAR = ("aten::linear", "staticmem::linear_cross_entropy", "staticmem::fused_linear_cross_entropy")
 
 if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked
@@ -169,3 +176,70 @@ def outer_matrices(graph: Graph) -> Set[str]:
         if of_layer:
             return matrices | of_layer
     return matrices
+
+
+def weights_of_linear(graph: Graph) -> dict[str, str]:
+    """The values that are weights of nn.Linear modules, each with the path of its module.
+
+    A weight that an embedding reads too has the embedding's name in `named_parameters()`, which has each tensor once.
+    transformers' Conv1D is none (`aten::addmm`); the output of nn.MultiheadAttention is one, though its module is never
+    called.
+    """
+    owned = {p.value.name: p for p in graph.parameters if len(p.value.shape or ()) == 2 and p.fqn.endswith(".weight")}
+    tables = {ref for op in graph.ops if op.base == "aten::embedding" for ref in op.refs()[:1]}
+    found: dict[str, str] = {}
+    for op in graph.ops:
+        for name in op.refs()[1:2] if op.base in _LINEAR else ():
+            if name not in owned or name in tables:
+                continue
+            path = owned[name].fqn.removesuffix(".weight")
+            frame = op.modules[-1] if op.modules else None
+            if frame is not None and frame.path == path and frame.cls and not frame.cls.endswith("Linear"):
+                continue  # a module of its own that calls the function
+            found[name] = path
+    for layer in layers_of(graph):
+        name = layer.weight.value.name
+        of_linear = layer.kind == LINEAR and (not layer.cls or layer.cls.endswith("Linear"))
+        if of_linear and name in owned and name not in tables:
+            found.setdefault(name, owned[name].fqn.removesuffix(".weight"))
+    return found
+
+
+def projected_weights(graph: Graph, low_rank: LowRank) -> set[str]:
+    """The weights that `optim_target_modules` names (transformers/trainer_utils.py, `check_target_module_exists`).
+
+    Raises:
+        UsageError: there is none.
+    """
+    paths = weights_of_linear(graph)
+    if ALL_LINEAR in [target.replace("_", "-").lower() for target in low_rank.targets]:
+        chosen = set(paths)
+    else:
+        from staticmem.passes.backtracking import searcher  # has numpy, which is not needed without
+
+        chosen = {name for name, path in paths.items() if any(target in path for target in low_rank.targets)}
+        for target in low_rank.targets:
+            left = {name: path for name, path in paths.items() if name not in chosen}
+            if left and _is_pattern(target):
+                search = searcher(rf"\A(?:{target})\Z", left.values(), "--optim-target-modules")
+                chosen |= {name for name, path in left.items() if search(path)}
+    if not chosen:
+        listed = ", ".join([*paths.values()][:4]) + (", ..." if len(paths) > 4 else "")
+        raise UsageError(
+            f"--optim-target-modules {','.join(low_rank.targets)} names no linear layer",
+            f"Linear layers are {listed}." if paths else "The file has none.",
+            f"Use {ALL_LINEAR}, or a part of these paths.",
+            code="SM161",
+        )
+    return chosen
+
+
+def _is_pattern(text: str) -> bool:
+    if re.search(r"[\\*?\[(|^$+]", text) is None:
+        return False
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        what = f"--optim-target-modules '{text[:60]}' is not a regular expression"
+        raise UsageError(what, f"Python says: {error}.", "Name a part of the paths: attn.", code="SM162") from error
+    return True

@@ -235,6 +235,19 @@ class Adapters:
         return {"anyOf": [{"type": ["string", "null"]}, {"const": False}, table]}
 
 
+class Pairs:
+    """`rank=64,scale=0.25`, or a mapping with these keys."""
+
+    def read(self, node: Node) -> str:
+        if isinstance(node.value, dict):
+            return ",".join(f"{key}={Text('64').read(child)}" for key, (_, child) in node.value.items())
+        return Text("rank=64").read(node)
+
+    def schema(self) -> dict[str, Any]:
+        scalar = {"type": ["string", "number"]}
+        return {"anyOf": [{"type": "string"}, {"type": "object", "additionalProperties": scalar, "minProperties": 1}]}
+
+
 class Loss:
     """The name of a loss; or a text or a mapping with the loss of each output, `{out: mse, aux: 0.4*mse}`."""
 
@@ -288,6 +301,7 @@ def kind_of(one: Option, more: tuple[str, ...] = ()) -> Kind:
         "dims": lambda: Named(Whole("512")),
         "modules": lambda: Modules("Block"),
         "adapters": Adapters,
+        "pairs": Pairs,
         "loss": lambda: Loss((*one.choices, *more)),
         "names": lambda: Several(Text(one.example.strip("[]"))),
         "text": lambda: Text(one.example),

@@ -86,6 +86,8 @@ NAMES_OF_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
     "paged_adamw_8bit": ("paged-adamw-8bit", None),
     "paged_lion_32bit": ("paged-lion-32bit", None),
     "paged_lion_8bit": ("paged-lion-8bit", None),
+    "galore_adamw": ("galore-adamw", None),
+    "apollo_adamw": ("apollo-adamw", None),
 }
 
 

@@ -18,6 +18,7 @@ from staticmem.ir.graph import Note
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
 from staticmem.scenario.losses import has_terms, loss_text
+from staticmem.scenario.low_rank import LOW_RANK, REFUSED, LowRank, args_text, low_rank_of, split_targets
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.step import (
@@ -104,6 +105,20 @@ class Request(Levers):
         "foreach", STEP, "choice", "IMPL", "PyTorch's implementation of the optimizer",
         choices=("foreach", "fused", "for-loop"), training=True, example="foreach",
         details="`foreach` is PyTorch's default on CUDA",
+    )
+    optim_target_modules: str | tuple[str, ...] = option(
+        (), STEP, "names", "NAME",
+        "modules whose weights galore-adamw and apollo-adamw project: all-linear, or parts of paths",
+        training=True, owners=LOW_RANK, example="[attn, mlp]",
+        details="As a list for `TrainingArguments(optim_target_modules=)` of transformers: a part of a path, a path, "
+        "or a regular expression of whole paths; linear layers alone ([levers](levers.md#galore-and-apollo))",
+    )
+    optim_args: str | Mapping[str, Any] | None = option(
+        None, STEP, "pairs", "KEY=VALUE,...", "options of galore-adamw and apollo-adamw",
+        training=True, owners=LOW_RANK, example="{rank: 128, update_proj_gap: 200}",
+        unset="rank=128,update_proj_gap=200",
+        details="As `TrainingArguments(optim_args=)` of transformers: `rank`, `update_proj_gap`, `scale`, `proj_type`, "
+        "and for apollo-adamw `proj` and `scale_type` ([levers](levers.md#galore-and-apollo))",
     )
     momentum: float = option(
         0.0, STEP, "fraction", "M", "momentum of sgd or rmsprop",
@@ -232,6 +247,9 @@ class Request(Levers):
     within_ddp: bool = False  # no option: set for the step of one device that DDP adds to (`parallel.rank`)
 
     def __post_init__(self) -> None:
+        if self.optimizer is not None and self.optimizer.lower() in REFUSED:
+            why, hint = REFUSED[self.optimizer.lower()], f"Use one of {' and '.join(LOW_RANK)}."
+            raise UsageError(f"the optimizer '{self.optimizer}' is not covered", why, hint, "SM161")
         if self.optimizer is not None and self.optimizer.lower() in NAMES_OF_TRANSFORMERS:
             name, impl = NAMES_OF_TRANSFORMERS[self.optimizer.lower()]
             object.__setattr__(self, "optimizer", name)
@@ -243,9 +261,12 @@ class Request(Levers):
             object.__setattr__(self, "parallel", None)
         if self.dims is None:
             object.__setattr__(self, "dims", {})
-        for name in ("checkpoint", "checkpoint_save", "input_grad"):
+        if self.optim_args is not None:
+            object.__setattr__(self, "optim_args", args_text(self.optim_args))
+        for name in ("checkpoint", "checkpoint_save", "input_grad", "optim_target_modules"):
             value = getattr(self, name)  # the command line and configs give lists
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        object.__setattr__(self, "optim_target_modules", split_targets(self.optim_target_modules))
         object.__setattr__(self, "compile", _modules(self.compile))
         if self.lora is not None:
             text = lora_text(self.lora)
@@ -329,7 +350,10 @@ class Request(Levers):
                 code="SM282",
             )
         whole = {
-            "muon": "Muon reads whole matrices, and how a library divides its work among GPUs is not covered.",
+            **dict.fromkeys(
+                ("muon", *LOW_RANK),
+                "It reads whole matrices, and how a library divides its work among GPUs is not covered.",
+            ),
             **dict.fromkeys(TORCHAO, "Which blocks of a divided parameter its states have is not covered."),
         }
         if optimizer in whole and self.parallel not in (None, "ddp") and mode == "train":
@@ -339,6 +363,7 @@ class Request(Levers):
                 "Use --parallel ddp, or --optimizer adamw.",
                 code="SM127",
             )
+        low_rank = self._low_rank(optimizer) if mode == "train" else None
         compiler = self._choice("compile_mode")
         if compiler != DEFAULT_MODE and not self.compile:
             raise UsageError(
@@ -361,9 +386,18 @@ class Request(Levers):
         quantized, dtype = self._quantized(mode, dtype, amp)
         scenario = Scenario(
             mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,
-            quantized, self._generation(mode), bool(self.compile) and self.within_ddp, self.target_length, **levers
+            quantized, self._generation(mode), bool(self.compile) and self.within_ddp, self.target_length,
+            low_rank, **levers
         )
         return scenario, notes
+
+    def _low_rank(self, optimizer: str | None) -> LowRank | None:
+        """What an optimizer that projects gradients is asked; None for others."""
+        for name in ("optim_target_modules", "optim_args"):
+            check_owner(OPTIONS[name], getattr(self, name), optimizer, "SM161")
+        if optimizer is None or optimizer not in LOW_RANK:
+            return None
+        return low_rank_of(optimizer, str(self.optim_args or ""), tuple(self.optim_target_modules))
 
     @property
     def compiles(self) -> bool:

@@ -10,6 +10,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import Lora, Quantized
 from staticmem.scenario.losses import KINDS
+from staticmem.scenario.low_rank import LOW_RANK, LowRank
 from staticmem.scenario.options import LEVERS, Option, declared, option
 from staticmem.version import REFERENCE_RELEASE
 
@@ -24,8 +25,9 @@ BITSANDBYTES = (
 )  # fmt: skip
 # AdamW of torchao.optim: states of 8 or 4 bits, or FP8 E4M3, with a scale for each block
 TORCHAO = ("torchao-adamw-8bit", "torchao-adamw-4bit", "torchao-adamw-fp8")
-# muon is torch.optim.Muon beside an AdamW, lion timm's, adafactor-hf transformers' Adafactor
-OPTIMIZERS = (*TORCH_OPTIMIZERS, "muon", "lion", "adafactor-hf", *BITSANDBYTES, *TORCHAO)
+# muon is torch.optim.Muon beside an AdamW, lion timm's, adafactor-hf transformers' Adafactor, those of `LOW_RANK` are
+# of galore_torch and apollo_torch
+OPTIMIZERS = (*TORCH_OPTIMIZERS, "muon", "lion", "adafactor-hf", *BITSANDBYTES, *TORCHAO, *LOW_RANK)
 FUSED = ("sgd", "adam", "adamw", "adagrad", *BITSANDBYTES)  # have fused kernels
 # losses that are the last op of the graph, which may have the last linear layer in it: the model computes it, or the
 # training loop with what the model has returned
@@ -210,6 +212,8 @@ class Scenario(Levers):
 
     `target_length`: labels of a target of `ctc`; None: as many as the output has frames.
 
+    `low_rank`: what the optimizers of `LOW_RANK` are asked; they need it.
+
     `torch` is the release of PyTorch that runs the step: what autograd saves and which calls there are.
 
     `optimizer_impl` "foreach" is an optimizer's default on CUDA: Adafactor's is its for-loop, the 8-bit ones are fused.
@@ -234,6 +238,7 @@ class Scenario(Levers):
     generation: Generation | None = None
     ddp: bool = False
     target_length: int | None = None
+    low_rank: LowRank | None = None
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")
@@ -355,6 +360,13 @@ class Scenario(Levers):
                 f"Fused kernels exist for {', '.join(FUSED)}.",
                 "Use --optimizer-impl foreach.",
                 code="SM133",
+            )
+        if self.low_rank is not None and self.lora is not None:
+            raise UsageError(
+                f"{self.optimizer} and --lora cannot be combined",
+                "Which layers of adapters would be projected is not covered; both make the state small.",
+                "Leave one of them out.",
+                code="SM161",
             )
         for name in ("nesterov", "dampening", "amsgrad", "centered", "compile_optimizer"):
             check_owner(LEVER_OPTIONS[name], getattr(self, name), self.optimizer, "SM161")

@@ -10,6 +10,7 @@ from staticmem.errors import StaticmemError
 from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.passes.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import CANNOT_RUN, LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
+from staticmem.scenario.low_rank import ALL_LINEAR, APOLLO, GALORE
 from staticmem.scenario.step import (
     AFTER_FORWARD,
     COMPILED_OPTIMIZERS,
@@ -98,6 +99,7 @@ def candidates(study: Study) -> Iterator[Lever]:
         yield from optimizer_levers(study)
         yield from _freezing(study)
         yield from adapter_levers(study)
+        yield from _projections(study)
     if not study.graph.inplace_known and request.inplace_activations != "all":
         yield Lever("run activations in place", {"inplace_activations": "all"}, SAME, "ReLU(inplace=True) and the like")
     if request.alloc_conf is None:
@@ -200,7 +202,10 @@ def optimizer_levers(study: Study) -> Iterator[Lever]:
         yield Lever("torch.compile(optimizer.step)", {"compile_optimizer": True}, SAME)
     if not request.offload_optimizer:
         yield Lever("optimizer state on the CPU", {"offload_optimizer": True}, SAME, "gradients and parameters move")
-    plain = {"momentum": 0.0, "nesterov": False, "dampening": 0.0, "amsgrad": False, "centered": False}
+    plain: dict[str, Any] = {
+        "momentum": 0.0, "nesterov": False, "dampening": 0.0, "amsgrad": False, "centered": False,
+        "optim_target_modules": (), "optim_args": None,
+    }  # fmt: skip
     for other in _LIGHTER:
         fits = not other.endswith("-8bit") or other == f"{optimizer}-8bit" or not other.startswith("adam")
         if other in OPTIMIZERS and other != optimizer and fits:
@@ -222,10 +227,22 @@ _FEWEST_LAYERS = 8  # adapters are for networks of blocks
 
 def adapter_levers(study: Study) -> Iterator[Lever]:
     """Where blocks of linear layers repeat: what fine-tuning of decoders and encoders uses."""
-    request = study.request
-    linear = {layer.path for layer in layers_of(study.result.graph) if layer.kind != EMBEDDING}
-    if request.lora is None and request.freeze is None and len(linear) >= _FEWEST_LAYERS:
+    if study.request.lora is None and study.request.freeze is None and _linear_layers(study) >= _FEWEST_LAYERS:
         options = {"lora": "r=16,alpha=32,targets=all-linear"}
         yield Lever("LoRA of rank 16 beside all linear layers", options, TRAINING, "the model itself is frozen")
         packed = {**options, "quantize": "nf4-dq"}
         yield Lever("QLoRA: the same beside weights in nf4", packed, TRAINING, "bitsandbytes, with double quantisation")
+
+
+def _projections(study: Study) -> Iterator[Lever]:
+    """Gradients of linear layers in a space of low rank, where Adam's states are."""
+    if study.scenario.optimizer in ("adam", "adamw") and _linear_layers(study) >= _FEWEST_LAYERS:
+        for name in (GALORE, APOLLO):
+            options: dict[str, Any] = {"optimizer": name, "optimizer_impl": "foreach", "amsgrad": False}
+            options |= {"compile_optimizer": False, "optim_target_modules": (ALL_LINEAR,)}
+            yield Lever(f"{name} over all linear layers", options, TRAINING, "rank 128")
+
+
+def _linear_layers(study: Study) -> int:
+    """How many linear layers are called."""
+    return len({layer.path for layer in layers_of(study.result.graph) if layer.kind != EMBEDDING})

@@ -15,6 +15,7 @@ from staticmem.engine import optimizers
 from staticmem.engine.optimizer_steps import FACTS
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.scenario.low_rank import LOW_RANK
 from staticmem.scenario.step import OPTIMIZERS, TORCH_OPTIMIZERS, Scenario
 
 SHAPES = ((6, 10), (10,), (7, 10), (3, 5, 4))
@@ -190,7 +191,7 @@ def test_state_is_that_of_the_state_dict(name: str, options: dict[str, Any], imp
 
 
 def test_every_optimizer_of_a_scenario_has_facts() -> None:
-    assert set(FACTS) == set(OPTIMIZERS)
+    assert {*FACTS, *LOW_RANK} == set(OPTIMIZERS)
 
 
 def test_adafactor_of_transformers_keeps_rows_and_columns() -> None:

@@ -15,6 +15,7 @@ import staticmem
 from staticmem.report.fit import Fit
 from staticmem.report.settings import LIBRARIES, Modules, Run
 from staticmem.report.settings.optimizers import WRITTEN, class_of, keywords, name_of_transformers
+from staticmem.scenario.low_rank import LOW_RANK
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS
 from staticmem.scenario.request import Request, request_of
 from staticmem.scenario.step import OPTIMIZERS
@@ -118,8 +119,8 @@ def test_accelerate() -> None:
     assert (zero["deepspeed_config"]["zero_stage"], zero["deepspeed_config"]["gradient_clipping"]) == (2, 1.0)
 
 
-def test_every_optimizer_has_a_class_but_muon() -> None:
-    assert set(OPTIMIZERS) - set(WRITTEN) == {"muon"}
+def test_every_optimizer_has_a_class_but_those_with_groups_of_parameters() -> None:
+    assert set(OPTIMIZERS) - set(WRITTEN) == {"muon", *LOW_RANK}
     for name in WRITTEN:
         module, cls = class_of(Request(optimizer=name))
         assert cls.startswith(f"{module}.")

@@ -24,7 +24,7 @@ _OTHERS = {
     "lion": ("timm.optim", "timm.optim.Lion"),
     "adafactor-hf": ("transformers", "transformers.Adafactor"),
 }
-WRITTEN = (*TORCH_OPTIMIZERS, *_OTHERS)  # muon is two optimizers, whose parameters the model's author divides
+WRITTEN = (*TORCH_OPTIMIZERS, *_OTHERS)  # the others have groups of parameters that the model's author divides
 
 # names of transformers that are the same optimizer with its defaults (trainer_optimizer.py); AdamW has two
 _SAME_NAMES = {"sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop", "adafactor-hf": "adafactor"}
