@@ -66,7 +66,7 @@ def terms_over(graph: Graph, loss: str) -> tuple[TermOfOutput, ...]:
             called = {value: _called(graph, number) for number, value in enumerate(graph.outputs) if value not in read}
             rest = {value: replace(term, output=name) for value, name in called.items()}
     forms = _forms(graph, [*read, *rest])
-    found: list[TermOfOutput] = []
+    summands: list[TermOfOutput] = []
     targets: dict[object, Target] = {}
     for value, term in {**read, **rest}.items():
         shape, dtype = forms.get(value, (None, dtypes.string))
@@ -77,10 +77,10 @@ def terms_over(graph: Graph, loss: str) -> tuple[TermOfOutput, ...]:
             raise UsageError(f"--loss {term}: the output has no gradient", why, "Leave it out.", code="SM139")
         term = replace(term, kind=losses.choose(shape) if term.kind == AUTO else term.kind)
         _check(term, shape)
-        found.append(TermOfOutput(value, term, _target(graph, term, shape, targets)))
-    if not found:
+        summands.append(TermOfOutput(value, term, _target(graph, term, shape, targets)))
+    if not summands:
         raise UsageError("--loss has no term", "No output is a floating-point tensor.", "Use --mode infer.", "SM139")
-    return tuple(found)
+    return tuple(summands)
 
 
 def _position(graph: Graph, output: str) -> int:

@@ -386,9 +386,9 @@ def _torchao(s: Scenario) -> OptimizerFacts:
         parts = State(f"{name}_codes", codes, dtype), State(f"{name}_scale", scales, dtypes.float32)
         return (*parts, State(f"{name}_qmap", lambda shape: (book,), dtypes.float32)) if book else parts
 
-    def states(shape: Shape, dtype: DType) -> tuple[State, ...]:
+    def states(shape: Shape, of: DType) -> tuple[State, ...]:
         names = ("exp_avg", "exp_avg_sq")
-        return tuple(s for name in names for s in state(name)) if quantized(shape) else _states(*names)(shape)
+        return tuple(s for name in names for s in state(name)) if quantized(shape) else _states(*names)(shape, of)
 
     def twice(name: str, shape: Callable[[Shape], Shape] | None, dtype: DType) -> Steps:
         return tuple(Make("triton: single_param_adam", f"{name}{k}", shape=shape, dtype=dtype) for k in (1, 2))

@@ -9,6 +9,7 @@ import pytest
 
 from staticmem.errors import UsageError
 from staticmem.scenario import presets
+from staticmem.scenario.low_rank import LOW_RANK
 from staticmem.scenario.request import OPTIONS, Request, request_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "levers.md"
@@ -62,7 +63,8 @@ def test_an_unknown_preset_names_the_closest() -> None:
 
 @pytest.mark.parametrize(("name", "meant"), presets.NAMES_OF_TRANSFORMERS.items())
 def test_names_of_transformers(name: str, meant: tuple[str, str | None]) -> None:
-    scenario, _ = Request(optimizer=name.upper()).scenario()
+    targets = "all-linear" if meant[0] in LOW_RANK else ()
+    scenario, _ = Request(optimizer=name.upper(), optim_target_modules=targets).scenario()
     assert (scenario.optimizer, scenario.optimizer_impl) == (meant[0], meant[1] or "foreach")
     given, _ = Request(optimizer="adamw_torch_fused", optimizer_impl="for-loop").scenario()
     assert given.optimizer_impl == "for-loop"
