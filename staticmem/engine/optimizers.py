@@ -153,14 +153,14 @@ class Optimizer:
                 yield _kept(state, first), state.name, "all parameters"
         on_device = (self.fused or self.compiled) and self.facts.fused_step
         step = (State("step", lambda shape: (), dtypes.float32),) if on_device else ()
-        made: dict[tuple[int, Form], list[tuple[Kept, str]]] = {}
+        by_form: dict[tuple[int, Form], list[tuple[Kept, str]]] = {}
         for p in self.parameters:
             key = id(self.facts_of(p)), p.form
-            name, states = p.name, made.get(key)
+            name, states = p.name, by_form.get(key)
             if states is None:
                 on_card = [state for state in (*of_form[key], *step) if not state.managed]
                 states = [(_kept(state, p), state.name) for state in on_card]
-                made[key] = states
+                by_form[key] = states
             for kept, suffix in states:
                 yield kept, f"{name}.{suffix}", name
 

@@ -187,7 +187,7 @@ def weights_of_linear(graph: Graph) -> dict[str, str]:
     """
     owned = {p.value.name: p for p in graph.parameters if len(p.value.shape or ()) == 2 and p.fqn.endswith(".weight")}
     tables = {ref for op in graph.ops if op.base == "aten::embedding" for ref in op.refs()[:1]}
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for op in graph.ops:
         for name in op.refs()[1:2] if op.base in _LINEAR else ():
             if name not in owned or name in tables:
@@ -196,13 +196,13 @@ def weights_of_linear(graph: Graph) -> dict[str, str]:
             frame = op.modules[-1] if op.modules else None
             if frame is not None and frame.path == path and frame.cls and not frame.cls.endswith("Linear"):
                 continue  # a module of its own that calls the function
-            found[name] = path
+            paths[name] = path
     for layer in layers_of(graph):
         name = layer.weight.value.name
         of_linear = layer.kind == LINEAR and (not layer.cls or layer.cls.endswith("Linear"))
         if of_linear and name in owned and name not in tables:
-            found.setdefault(name, owned[name].fqn.removesuffix(".weight"))
-    return found
+            paths.setdefault(name, owned[name].fqn.removesuffix(".weight"))
+    return paths
 
 
 def projected_weights(graph: Graph, low_rank: LowRank) -> set[str]:
