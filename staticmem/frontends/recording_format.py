@@ -40,9 +40,9 @@ number of the value that is made next. A program has
 - `unread_of_calls` and `unread_of_regions`: tensors that a module call or a checkpoint is given, and none of its ops
   reads: `[step, values]`. `step` leads from the call of the row before (from 0 in the first) to its own, which is a
   later one. A checkpoint keeps them. Older recordings do not have these keys
-- `outputs`, their shapes `output_shapes` (older recordings do not have this key), and `output_names`: what each is called
-  in what the model returns (`frontends.output_names`), if any has a name; `lasting`: values that the module keeps when
-  its forward has returned
+- `outputs`, their shapes `output_shapes` (older recordings do not have this key), and `output_names`: what each is
+  called in what the model returns (`frontends.output_names`), if any has a name; `lasting`: values that the module
+  keeps when its forward has returned
 
 An argument that is a string begins with what it is: `%3` is the value `next - 3`; `@1` the parameter (or input) that is
 1 after the last one named so, and `#1` the buffer; `=` is an expression of sizes, `:` a dtype, `'` a text, `~` a float
