@@ -19,10 +19,12 @@ _MOST = 100_000  # parts of a specification
 
 def name_of(path: Sequence[str]) -> str:
     """The name of the output at a path."""
-    if all(part.isdigit() for part in path):
-        return ""
-    name = ".".join(path)
-    return name if len(name) <= LONGEST else ""
+    return "" if all(part.isdigit() for part in path) else usable(".".join(path))
+
+
+def usable(name: str) -> str:
+    """The name, or "" for one that no report could show."""
+    return name if len(name) <= LONGEST and name.isprintable() else ""
 
 
 def of_treespec(text: Any) -> list[str]:

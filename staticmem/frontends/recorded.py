@@ -15,6 +15,7 @@ from typing import Any
 from staticmem.errors import DimensionError
 from staticmem.frontends import fields, recent, traced_sizes
 from staticmem.frontends import recording_format as written
+from staticmem.frontends.output_names import usable
 from staticmem.ir import dtypes, expressions
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import (
@@ -193,7 +194,7 @@ class _Program:
         self.release(program.get("released_before", []), -1, last_held)
         ops = self.ops(fields.items(program["ops"]), -1, last_held)
         outputs = tuple(self.names[fields.size(v)] for v in fields.items(program.get("outputs", [])))
-        called = tuple(map(fields.text, fields.items(program.get("output_names", []))))
+        called = tuple(usable(fields.text(name)) for name in fields.items(program.get("output_names", [])))
         rows = fields.items(program.get("regions", []))
         given = self.unread(program.get("unread_of_regions", []), len(rows))
         regions = tuple(

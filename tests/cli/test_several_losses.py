@@ -116,6 +116,7 @@ def test_names_of_outputs_come_from_the_keys_of_a_pytree() -> None:
     assert of_treespec(json.dumps([1, pair])) == ["", ""]
     assert of_treespec(json.dumps([2, table])) == []
     assert name_of(("heads", "0")) == "heads.0"
+    assert name_of(("a" * 300,)) == name_of(("\x1b[2J",)) == ""
     deep = leaf
     for _ in range(30):
         deep = {"type": "builtins.list", "context": "null", "children_spec": [deep]}
