@@ -64,4 +64,4 @@ def _entries(entries: Mapping[str, Entry], commented: bool = False) -> Iterable[
 
 def _line(indent: int, name: str, value: str, about: str) -> str:
     text = f"{' ' * indent}{name}: {value}"
-    return f"{text:<{_WIDTH}}# {about}"
+    return f"{text:<{_WIDTH - 1}} # {about}"

@@ -126,7 +126,7 @@ class Request(Levers):
     )
     loss: str | Mapping[Any, str] = option(
         "auto", STEP, "loss", "LOSS", "the loss, or that of each output; auto chooses by the output's shape",
-        choices=LOSSES, training=True, example="{out: cross-entropy, aux: 0.4*cross-entropy}",
+        choices=LOSSES, training=True, example="auto",
         details="The report says what was chosen. `none`: the first output is the loss, or the gradient that backward "
         "starts from has its size; `outputs`: backward starts from all outputs, each with a gradient of its size. "
         "`out=cross-entropy,aux=0.4*cross-entropy` sums losses of outputs ([several "
