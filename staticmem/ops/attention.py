@@ -286,7 +286,8 @@ def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool) -> Tensor:
     """`_scaled_dot_product_attention_math` of attention.cpp: matmul, mask, softmax, dropout, matmul, all recorded."""
-    if q.dtype in dtypes.HALVES:
+    half = q.dtype if q.dtype in dtypes.HALVES else None
+    if half is not None:
         q, k, v = (to_copy(e, t, dtypes.float32) for t in (q, k, v))
     if is_causal:
         length, source = q.shape[-2], k.shape[-2]
@@ -307,7 +308,10 @@ def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropou
     if dropout_p > 0:
         weights = dropout(e, weights, dropout_p, True)
         e.collect(keep=(weights, *local))
-    return matmul(e, weights, v)
+    if half is None:
+        return matmul(e, weights, v)
+    to_copy(e, weights, half)  # the second result, made first: g++ evaluates arguments from the right
+    return to_copy(e, matmul(e, weights, v), half)
 
 
 @scoped

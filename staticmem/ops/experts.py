@@ -1,4 +1,5 @@
-"""Products of routed experts: each expert multiplies its own rows, whose ends are in `offs`.
+"""Products of routed experts: each expert multiplies its own rows, whose ends are in `offs`; and rows that go to the
+experts of other ranks.
 
 Sources: aten/src/ATen/native/GroupedMMUtils.h (`create_grouped_gemm_output_tensor`: rows are padded to 16 bytes; which
 types are taken), cuda/GroupedBlas.cpp (`_grouped_mm_cuda`: float32 runs as one product a group, into the same result),
@@ -9,62 +10,62 @@ autocast (pytorch issue 174763). transformers/integrations/moe.py (`grouped_mm_f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.ir.dtypes import DType, int64
 from staticmem.ops.linear import product_flops
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.registry import rule
-from staticmem.ops.views import transpose
+from staticmem.ops.views import contiguous, transpose
 
-ALIGNMENT = 16  # bytes to which each row of the result is padded
-
-
-def _product(e: Eager, a: Tensor, b: Tensor, offs: Tensor | None) -> Tensor:
-    """The result: a matrix of rows, one of columns, or a matrix for each group."""
-    if len(a.shape) == len(b.shape):
-        groups = offs.shape[0] if len(a.shape) == 2 and offs is not None else a.shape[0]
-        shape: tuple[int, ...] = (groups, a.shape[-2], b.shape[-1])
-    else:
-        shape = (a.shape[-2], b.shape[-1])
-    step = ALIGNMENT // a.dtype.nbytes(1)
-    row = -(-shape[-1] // step) * step
-    strides = (shape[1] * row, row, 1) if len(shape) == 3 else (row, 1)
-    return e.empty(shape, a.dtype, strides, kernel="aten._grouped_mm.default")
+_ALIGNMENT = 16  # bytes
 
 
-def _column_major(tensor: Tensor) -> bool:
-    return tensor.strides[-2] == 1 and tensor.strides[-1] == tensor.shape[-2]
-
-
-def _turned(e: Eager, tensor: Tensor) -> Tensor:
-    return transpose(e, tensor, -2, -1)
+def _product(e: Eager, a: Tensor, b: Tensor, groups: int) -> Tensor:
+    """The result of `_grouped_mm`. Two matrices are divided along the dimension that they share: one result a group."""
+    shape: tuple[int, ...] = (a.shape[0], b.shape[-1]) if a.ndim == 2 else (a.shape[1], b.shape[1])
+    if a.ndim == b.ndim:
+        shape = (groups if a.ndim == 2 else a.shape[0], a.shape[-2], b.shape[-1])
+    aligned = _ALIGNMENT // a.dtype.itemsize
+    row = -(-shape[-1] // aligned) * aligned
+    strides = (shape[-2] * row, row, 1)[-len(shape) :]
+    return e.empty(shape, a.dtype, strides, "aten._grouped_mm.default")
 
 
 @rule("_grouped_mm", kinds=("product",), flops=product_flops(0))
 def grouped_mm(
-    e: Eager, self: Tensor, mat2: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+    e: Eager,
+    self: Tensor,
+    mat2: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: DType | None = None,
 ) -> Tensor:
-    """Saves each factor if the other needs a gradient, and the ends; each gradient is one grouped product,
-    column-major where its factor was."""
-    out = _product(e, self, mat2, offs)
+    """Each factor is saved only if the other one needs a gradient, offsets always; a gradient is one product with the
+    other factor, column-major where its factor was."""
+    if self.shape[-1] != mat2.shape[-2]:
+        raise ValueError(f"cannot multiply {list(self.shape)} by {list(mat2.shape)}")
+    groups = offs.shape[0] if offs is not None else 0
+    out = _product(e, self, mat2, groups)
+    row_major, column_major = self.strides[-1] == 1, mat2.strides[-2] == 1  # those of the forward
 
-    def by_mat2(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+    def by_first(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         grad = grad_of(grads)
-        if _column_major(mat2):
-            return _turned(e, _product(e, _turned(e, grad), self, offs))
-        return _product(e, _turned(e, self), grad, offs)
+        if row_major:
+            return _product(e, grad, transpose(e, mat2, -2, -1), groups)
+        return transpose(e, _product(e, mat2, transpose(e, grad, -2, -1), groups), -2, -1)
 
-    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+    def by_second(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         grad = grad_of(grads)
-        if _column_major(self):
-            return _turned(e, _product(e, mat2, _turned(e, grad), offs))
-        return _product(e, grad, _turned(e, mat2), offs)
+        if column_major:
+            return transpose(e, _product(e, transpose(e, grad, -2, -1), self, groups), -2, -1)
+        return _product(e, transpose(e, self, -2, -1), grad, groups)
 
-    saves = [self if e.needs_grad(mat2) else None, mat2 if e.needs_grad(self) else None, offs]
-    e.record("GroupedMmBackward0", out, [self, mat2], [Formula((1,), by_mat2), Formula((0,), by_self)], saves)
+    saves = [mat2 if e.needs_grad(self) else None, offs, self if e.needs_grad(mat2) else None]
+    formulas = [Formula((1,), by_second), Formula((0,), by_first)]
+    e.record("GroupedMmBackward0", out, [self, mat2], formulas, saves)
     return out
 
 
@@ -80,3 +81,81 @@ def grouped_mm_fallback(e: Eager, input: Tensor, weight: Tensor, offs: Tensor) -
 
     e.record("grouped_mm_fallback", out, [input, weight], [Formula((0, 1), gradients)], [input, weight])
     return out
+
+
+@rule("torchtitan::deterministic_scatter_add")
+def deterministic_scatter_add(e: Eager, out: Tensor, index: Tensor, src: Tensor) -> Tensor:
+    """A copy of `out` with rows added: saves the index; the rows' gradient is gathered, that of `out` is the incoming
+    one (torchtitan/ops/scatter_add.py)."""
+    result = e.empty_like(out, kernel="torchtitan.deterministic_scatter_add.default")
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        grad = grad_of(grads)
+        return [grad, e.empty(index.shape, grad.dtype, kernel="aten.gather.default")]
+
+    e.record("deterministic_scatter_add", result, [out, src], [Formula((0, 1), gradients)], [index])
+    return result
+
+
+# -- rows that go to other ranks (`passes.expert_parallel`) --------------------------------------------------------
+
+ALL_TO_ALL = "_c10d_functional.all_to_all_single.default"
+
+
+@rule("staticmem::all_to_all")
+def all_to_all(e: Eager, rows: Tensor, times: int, per: int) -> Tensor:
+    """Receives `times / per` as many rows as it sends; the gradient goes the way back, contiguous."""
+
+    shape = (rows.shape[0] * times // per, *rows.shape[1:])
+    contiguous(e, rows)
+    out = e.empty(shape, rows.dtype, kernel=ALL_TO_ALL)
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        contiguous(e, grad_of(grads))
+        return e.empty(rows.shape, rows.dtype, kernel=ALL_TO_ALL)
+
+    e.record("all_to_all_single", out, [rows], [Formula((0,), gradient)])
+    return out
+
+
+@rule("staticmem::exchanged_counts")
+def exchanged_counts(e: Eager, counts: Tensor, ranks: int) -> Tensor:
+    """The counts of the ranks' experts, from all ranks; their sums by rank go to the CPU."""
+    arriving = e.empty(counts.shape, counts.dtype, kernel=ALL_TO_ALL)
+    for _ in range(2):
+        e.empty((ranks,), int64, kernel="aten.sum.dim_IntList")
+    return arriving
+
+
+@rule("staticmem::order_by_expert")
+def order_by_expert(e: Eager, arriving: Tensor, rows: Tensor, ranks: int) -> tuple[Tensor, ...]:
+    """The positions of rows by expert, how many each has, and what variables hold until the rows are gathered: the
+    part of each row, and lengths and starts of the parts."""
+
+    def integers(count: int, kernel: str) -> Tensor:
+        return e.empty((count,), int64, kernel=f"aten.{kernel}")
+
+    parts, count = arriving.shape[0], rows.shape[0]
+    ends = integers(parts, "cumsum.default")
+    first = integers(parts, "sub.Tensor")
+    e.free(ends)
+    lengths, starts = e.empty((parts,), arriving.dtype, kernel="aten.clone.default"), integers(parts, "clone.default")
+    e.free(first)
+    numbers = integers(parts, "arange.default")
+    repeated = integers(count, "repeat_interleave.Tensor")
+    part = integers(count, "index_select.default")
+    e.free(repeated)
+    e.free(numbers)
+    ends = integers(parts, "cumsum.default")
+    begins = integers(parts, "sub.Tensor")
+    e.free(ends)
+    of_part, at = integers(count, "index.Tensor"), integers(count, "arange.default")
+    total = integers(count, "add.Tensor")
+    e.free(of_part)
+    e.free(at)
+    begin = integers(count, "index.Tensor")
+    order = integers(count, "sub.Tensor")
+    e.free(total)
+    e.free(begin)
+    each = integers(parts // ranks, "sum.dim_IntList")
+    return order, each, part, lengths, starts, begins

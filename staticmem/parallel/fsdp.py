@@ -12,6 +12,10 @@ its backward. Sources: torch/distributed/fsdp/_fully_shard of PyTorch 2.13:
 - _fsdp_param_group.py, `wait_for_unshard` (in forward a block's flat output stays until the next block is copied out),
   `_backward_prefetch`, `post_backward` (one reduce-scatter input waits at a time).
 - _fsdp_state.py, `_root_post_forward`, `_root_post_backward_final_callback`.
+
+Under expert parallelism a block has two groups, its experts over fewer ranks than all else (`shard_placement_fn`), and
+each block gathers the next one, in the forward too: `apply_fsdp_to_decoder` of torchtitan/distributed/fsdp.py at
+b5bcd76, which also divides no gradients (`set_gradient_divide_factor(1.0)`).
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import TypeAlias
 
+from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType, float32
 from staticmem.ir.graph import Value
 from staticmem.parallel.blocks import ROOT, Run, block_of_name, forward_ends
@@ -39,17 +45,26 @@ class Precision:
 MIXED = float32  # shards, state and reduction under mixed precision
 
 
-def shard_numel(shape: tuple[int, ...], ranks: int) -> int:
+@dataclass(frozen=True)
+class Experts:
+    """Parameters of experts, of which `ranks` have a share each; that share is divided over `shards` of the devices."""
+
+    names: frozenset[str]
+    ranks: int
+    shards: int
+
+
+def shard_numel(shape: tuple[int, ...], ranks: int, dim: int = 0) -> int:
     """Elements of one rank's shard with its padding (rank 0 has a full one)."""
-    return ceil_div(shape[0], ranks) * prod(shape[1:]) if shape else 1
+    return ceil_div(shape[dim], ranks) * prod(shape[:dim]) * prod(shape[dim + 1 :]) if shape else 1
 
 
 class _Group:
-    """The parameters that are gathered together."""
+    """The parameters that are gathered together. Shards are parts of dimension `dim`."""
 
-    def __init__(self, name: str, listed: list[Weight], ranks: int, precision: Precision) -> None:
-        self.name, self.weights, self.ranks, self.precision = name, listed, ranks, precision
-        self.shards = {id(w): shard_numel(w.shape, ranks) for w in listed}
+    def __init__(self, name: str, listed: list[Weight], ranks: int, precision: Precision, dim: int = 0) -> None:
+        self.name, self.weights, self.ranks, self.precision, self.dim = name, listed, ranks, precision, dim
+        self.shards = {id(w): shard_numel(w.shape, ranks, dim) for w in listed}
         self.numel = sum(self.shards.values())
         self.label = name or "the model's own parameters"
         self.flat: Piece | None = None  # the output of an all-gather that waits to be copied out
@@ -59,15 +74,28 @@ class _Group:
         return self.precision.compute or weight.storage.dtype
 
 
+_Units: TypeAlias = "dict[str, list[_Group]]"  # by block: its groups in the order of their all-gathers
+
+
 class _Fsdp:
-    def __init__(self, rewrite: Rewrite, groups: dict[str, _Group], precision: Precision) -> None:
-        self.r, self.groups, self.precision = rewrite, groups, precision
-        self.waiting: Piece | None = None  # flat output of the block before, in forward
-        self.reducing: Piece | None = None  # reduce-scatter input of the block before, in backward
+    def __init__(self, rewrite: Rewrite, units: _Units, precision: Precision, explicit: bool) -> None:
+        self.r, self.units, self.precision, self.explicit = rewrite, units, precision, explicit
+        self.waiting: Piece | None = None  # flat output of the group before, in forward
+        self.reducing: list[Piece] = []  # reduce-scatter inputs of the block before, in backward
         self.reduced: set[str] = set()  # groups with sharded gradients, to which those of a later backward are added
 
+    def unshard(self, unit: list[_Group], at: Position, forward: bool) -> None:
+        """Gathers the groups of a unit one after the other, and copies each out."""
+        for group in unit:
+            self.gather(group, at)
+            self.copy_out(group, at, forward)
+
+    def prefetch(self, unit: list[_Group], at: Position, forward: bool = False) -> None:
+        for group in unit if forward else reversed(unit):
+            self.gather(group, at)
+
     def gather(self, group: _Group, at: Position) -> None:
-        if group.flat is not None or group.gathered or not group.weights:
+        if group.flat is not None or group.gathered or not group.weights or group.ranks == 1:
             return
         cast = None
         holder = f"the all-gather of {group.label}"
@@ -82,18 +110,30 @@ class _Fsdp:
             self.r.end(cast, at)
 
     def copy_out(self, group: _Group, at: Position, forward: bool) -> None:
-        if group.flat is None:
+        alone = group.ranks == 1 and not group.gathered  # its shards are all there is
+        if group.flat is None and not alone:
             return
         call, holder = "FSDP copy-out", f"gathered for {group.label}"
+        temporary: list[Piece] = []
         for weight in group.weights:
             dtype = group.compute(weight)
             nbytes = dtype.nbytes(group.shards[id(weight)] * group.ranks)
+            if alone and self.precision.compute is not None:
+                of = f"a shard of {group.label} in {dtype.name}"
+                temporary.append(self.r.add("shard, cast", nbytes, dtype, at, "FSDP cast", of))
+                for cast in temporary[:-1]:
+                    self.r.end(cast, at)
             group.gathered.append(self.r.add(weight.name, nbytes, dtype, at, call, holder, category="parameter"))
-        if forward:
-            if self.waiting is not None:  # a variable of `wait_for_unshard` has it until the copies are made
-                self.r.end(self.waiting, at)
+            if group.dim and not alone:  # its parts are joined in a second copy
+                temporary.append(self.r.add(weight.name, nbytes, dtype, at, call, f"{holder}: parts of shards"))
+        for piece in temporary:
+            self.r.end(piece, at)
+        if forward and self.waiting is not None:  # a variable of `wait_for_unshard` has it until the copies are made
+            self.r.end(self.waiting, at)
+            self.waiting = None
+        if group.flat is not None and forward:
             self.waiting = group.flat
-        else:
+        elif group.flat is not None:
             self.r.end(group.flat, at)
         group.flat = None
 
@@ -102,32 +142,57 @@ class _Fsdp:
             self.r.end(piece, at)
         group.gathered = []
 
-    def reduce(self, group: _Group, at: Position, segment: tuple[int, int]) -> None:
-        """The end of a group's backward: reshard, then reduce-scatter of its gradients, if it has any."""
-        self.reshard(group, at)
-        if self.reducing is not None:
-            self.r.end(self.reducing, at)
-            self.reducing = None
+    def reduce(self, unit: list[_Group], at: Position, segment: tuple[int, int]) -> None:
+        """The end of a unit's backward: each group is resharded, and its gradients reduce-scattered, if it has any."""
+        for group in reversed(unit):
+            self.reshard(group, at)
+            if group is unit[-1]:
+                for piece in self.reducing:
+                    self.r.end(piece, at)
+                self.reducing = []
+            self._reduce(group, at, segment)
+
+    def _reduce(self, group: _Group, at: Position, segment: tuple[int, int]) -> None:
         grads = [(w, g) for w in group.weights for g in w.gradients if segment[0] <= g.born[0] < segment[1]]
         if not grads:
             return
         dtype = self.precision.reduce or grads[0][1].dtype
         numel = sum(group.shards[id(w)] for w, _ in grads)
         nbytes, holder = dtype.nbytes(numel * group.ranks), f"the reduce-scatter of {group.label}"
-        self.reducing = self.r.add("reduce-scatter", nbytes, dtype, at, "FSDP reduce-scatter", holder)
-        for _, gradient in grads:
-            gradient.died = None
-            self.r.end(gradient, at)
+        joined = self._joined(group, grads, at) if group.dim and group.ranks > 1 else []
+        self.reducing.append(self.r.add("reduce-scatter", nbytes, dtype, at, "FSDP reduce-scatter", holder))
+        for piece in joined or [gradient for _, gradient in grads]:
+            piece.died = None
+            self.r.end(piece, at)
         first = group.name not in self.reduced
         self.reduced.add(group.name)
         kept = self.precision.shard or dtype
         output = self._sharded_gradients(group, numel, dtype, at, "FSDP reduce-scatter output")
+        if group.ranks == 1:  # copied, divided by 1
+            divided = self.r.add("reduce-scatter", nbytes, dtype, at, "aten.div.Tensor", holder)
+            self.r.end(divided, at)
         if kept is not dtype:
             cast_from = output
             output = self._sharded_gradients(group, numel, kept, at, "FSDP cast of gradients")
             self.r.end(cast_from, at)
+        if joined:
+            grads[-1][1].died = None
+            self.r.end(grads[-1][1], at)
         if not first:  # added to the gradients of the micro-batches before
             self.r.end(output, at)
+
+    def _joined(self, group: _Group, grads: list[tuple[Weight, Piece]], at: Position) -> list[Piece]:
+        """Gradients whose parts along `dim` are put behind each other: a copy of each. Variables hold a gradient until
+        the next one is copied, the last one until the function returns."""
+        copies: list[Piece] = []
+        holder = f"the reduce-scatter of {group.label}: parts of a gradient"
+        for index, (weight, gradient) in enumerate(grads):
+            if index:
+                grads[index - 1][1].died = None
+                self.r.end(grads[index - 1][1], at)
+            name, size = f"{weight.name}.grad", gradient.nbytes
+            copies.append(self.r.add(name, size, gradient.dtype, at, "aten.cat.default", holder))
+        return copies
 
     def shard_old_gradients(self, group: _Group) -> None:
         """Gradients that the step before left are views of one output too."""
@@ -149,26 +214,29 @@ class _Fsdp:
         return self.r.add(name, dtype.nbytes(numel), dtype, at, call, holder, category="gradient", stream=True)
 
     def forward(self, runs: list[Run], end: int) -> None:
-        root = self.groups.get(ROOT)
+        root = self.units.get(ROOT)
         start = (runs[0].start, BEFORE)
         if root is not None:
-            self.gather(root, start)
-            self.copy_out(root, start, True)
+            self.unshard(root, start, True)
+        order = list(dict.fromkeys(run.group for run in runs if run.group != ROOT and run.group in self.units))
         for i, run in enumerate(runs):
-            group = self.groups.get(run.group)
-            if run.group == ROOT or group is None:
+            unit = self.units.get(run.group)
+            if run.group == ROOT or unit is None:
                 continue
-            self.gather(group, (run.start, BEFORE))
-            self.copy_out(group, (run.start, BEFORE), True)
+            self.unshard(unit, (run.start, BEFORE), True)
+            following = order.index(run.group) + 1
+            if self.explicit and following < len(order):
+                self.prefetch(self.units[order[following]], (run.start, BEFORE), forward=True)
             after = runs[i + 1].start if i + 1 < len(runs) else end
-            self.reshard(group, (after, BEFORE))
+            for group in unit:
+                self.reshard(group, (after, BEFORE))
         if self.waiting is not None:
             self.r.end(self.waiting, (end, BEFORE))
             self.waiting = None
 
     def backward(self, runs: list[Run], segment: tuple[int, int]) -> None:
         """Blocks are gathered when their gradient arrives, and each prefetches the next one."""
-        order = [name for name in dict.fromkeys(run.group for run in runs) if name != ROOT and name in self.groups]
+        order = [name for name in dict.fromkeys(run.group for run in runs) if name != ROOT and name in self.units]
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         for i, run in enumerate(runs):
@@ -178,24 +246,23 @@ class _Fsdp:
             [((first[name], BEFORE), 1, name) for name in order] + [((last[name], BEFORE), 0, name) for name in order],
             key=lambda e: (e[0], e[1]),
         )
-        if ROOT in self.groups and order:
-            self.gather(self.groups[order[0]], (runs[0].start, BEFORE))
+        if ROOT in self.units and order:
+            self.prefetch(self.units[order[0]], (runs[0].start, BEFORE))
         for at, opens, name in events:
-            group = self.groups[name]
+            unit = self.units[name]
             if not opens:
-                self.reduce(group, at, segment)
+                self.reduce(unit, at, segment)
                 continue
-            self.gather(group, at)
-            self.copy_out(group, at, False)
+            self.unshard(unit, at, False)
             following = order.index(name) + 1
             if following < len(order):
-                self.gather(self.groups[order[following]], at)
+                self.prefetch(self.units[order[following]], at)
         end = (segment[1], END_OF_PHASE)
-        if ROOT in self.groups:
-            self.reduce(self.groups[ROOT], end, segment)
-        if self.reducing is not None:
-            self.r.end(self.reducing, end)
-            self.reducing = None
+        if ROOT in self.units:
+            self.reduce(self.units[ROOT], end, segment)
+        for piece in self.reducing:
+            self.r.end(piece, end)
+        self.reducing = []
 
 
 def keep_types(rewrite: Rewrite, declared: Mapping[str, Value], compute: DType) -> None:
@@ -216,19 +283,30 @@ def keep_types(rewrite: Rewrite, declared: Mapping[str, Value], compute: DType) 
 
 
 def apply(
-    rewrite: Rewrite, weights: list[Weight], paths: tuple[str, ...], runs: list[Run], ranks: int, precision: Precision
+    rewrite: Rewrite,
+    weights: list[Weight],
+    paths: tuple[str, ...],
+    runs: list[Run],
+    ranks: int,
+    precision: Precision,
+    experts: Experts | None = None,
 ) -> list[str]:
-    """Shards the step, whose blocks at `paths` work in these runs."""
+    """Shards the step, whose blocks at `paths` work in these runs. Of `experts` the step has the share of one rank.
+
+    Raises:
+        UsageError: the experts' shards would not be even.
+    """
     rewrite.separate_gradients(weights)
     members: dict[str, list[Weight]] = {}
     for weight in weights:
         members.setdefault(block_of_name(weight.name, paths), []).append(weight)
-    groups = {name: _Group(name, owned, ranks, precision) for name, owned in members.items()}
-    for group in groups.values():
+    units = {name: _groups(name, owned, ranks, precision, experts) for name, owned in members.items()}
+    groups = [group for unit in units.values() for group in unit]
+    for group in groups:
         for weight in group.weights:
             _shard(rewrite, weight, group.shards[id(weight)], precision)
-    fsdp = _Fsdp(rewrite, groups, precision)
-    for group in groups.values():
+    fsdp = _Fsdp(rewrite, units, precision, experts is not None)
+    for group in groups:
         fsdp.shard_old_gradients(group)
     model_returns = forward_ends(rewrite.trace)
     bounds = [*(tick for _, tick in rewrite.trace.phases), rewrite.trace.ticks]
@@ -238,11 +316,33 @@ def apply(
             fsdp.forward(part, model_returns.get(segment, bounds[segment + 1]))
         else:
             fsdp.backward(part, (bounds[segment], bounds[segment + 1]))
-    if not rewrite.span("backward") and ROOT in groups:
-        fsdp.reshard(groups[ROOT], (rewrite.trace.ticks, END_OF_PHASE))
-    largest = max(groups.values(), key=lambda g: g.numel)
+    if not rewrite.span("backward") and ROOT in units:
+        for group in units[ROOT]:
+            fsdp.reshard(group, (rewrite.trace.ticks, END_OF_PHASE))
+    largest = max(groups, key=lambda g: g.numel * g.ranks)
     notes = [f"FSDP2: {len(groups)} groups; the largest is {largest.label}"]
     return notes if paths else [*notes, "no blocks that repeat: the whole model is one group, gathered at once"]
+
+
+def _groups(name: str, owned: list[Weight], ranks: int, precision: Precision, experts: Experts | None) -> list[_Group]:
+    """The groups of a unit. Where there are more devices than experts, these are divided along their second dimension,
+    which has to be even (`_init_sharded_param`)."""
+    own = [w for w in owned if experts is not None and w.name in experts.names]
+    others = [w for w in owned if w not in own]
+    groups = [_Group(name, others, ranks, precision)] if others or not own else []
+    if experts is None or not own:
+        return groups
+    dim = int(ranks > own[0].shape[0] * experts.ranks)
+    for weight in own:
+        if dim and weight.shape[dim] % experts.shards:
+            raise UsageError(
+                f"--expert-parallel {experts.ranks} does not apply to {ranks} devices",
+                f"The {weight.shape[dim]} rows of {weight.name} cannot be divided over {experts.shards} ranks evenly.",
+                "Try fewer devices, or more ranks of expert parallelism.",
+                code="SM109",
+            )
+    of_experts = _Group(f"{name} (experts)" if name else "experts", own, experts.shards, precision, dim)
+    return [*groups, of_experts]
 
 
 def _shard(rewrite: Rewrite, weight: Weight, numel: int, precision: Precision) -> None:

@@ -15,10 +15,12 @@ from staticmem.errors import UsageError
 from staticmem.ir.dtypes import HALVES, DType
 from staticmem.ir.graph import Note, Region
 from staticmem.liveness import liveness
+from staticmem.ops.experts import ALL_TO_ALL
 from staticmem.parallel import blocks, ddp, fsdp, pipeline, tensor, zero
-from staticmem.parallel.rewrite import Rewrite, Weight
+from staticmem.parallel.rewrite import COMMUNICATION, Rewrite, Weight
+from staticmem.passes.expert_parallel import expert_parameters
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import TITLES
+from staticmem.scenario.step import TITLES, ExpertShare
 
 DEFAULTS = zero.ZeroConfig()
 MOST_DEVICES = 65536  # more is taken for a typing mistake
@@ -36,7 +38,8 @@ class Strategy:
 
     `mixed` says that the step was run in 16-bit precision by the strategy's own mixed precision (FSDP2's
     MixedPrecisionPolicy, DeepSpeed's bf16 or fp16): shards and optimizer state are in float32. `micro_batches` is for
-    pipelines; None: as many as keep every stage busy.
+    pipelines; None: as many as keep every stage busy. `expert_ranks` share the experts of each layer, of which the step
+    that is split has the share of one.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Strategy:
     mixed: bool = False
     micro_batches: int | None = None
     bucket_view: bool = False
+    expert_ranks: int = 1
     zero: zero.ZeroConfig = DEFAULTS
 
     def __post_init__(self) -> None:
@@ -71,7 +75,8 @@ def strategy_of(request: Request) -> Strategy:
             code="SM180",
         )
     micro_batches = request.accumulate if request.accumulate > 1 else None
-    return Strategy(request.parallel, request.devices, _mixed_precision(request), micro_batches)
+    mixed, experts = _mixed_precision(request), request.expert_parallel or 1
+    return Strategy(request.parallel, request.devices, mixed, micro_batches, expert_ranks=experts)
 
 
 def _mixed_precision(request: Request) -> bool:
@@ -83,10 +88,13 @@ def _mixed_precision(request: Request) -> bool:
     return any(option is not None and option.lower() not in ("none", "fp32", "float32") for option in options)
 
 
-def on_one_device(request: Request) -> Request:
+def on_one_device(request: Request, worst: bool = False) -> Request:
     """The request of the step that the strategy splits: a rank computes in 16 bit where the strategy casts, the model
-    is within DDP, and a pipeline's step is one micro-batch."""
-    one = replace(request, parallel=None, devices=None)
+    is within DDP, a pipeline's step is one micro-batch, and experts are those of one rank. `worst`: at the worst load
+    of experts."""
+    one = replace(request, parallel=None, devices=None, expert_parallel=None)
+    if request.expert_parallel is not None and request.expert_parallel > 1:
+        one = replace(one, experts=ExpertShare(request.expert_parallel, worst))
     if _mixed_precision(request) and request.amp is not None and request.amp.lower() != "none":
         one = replace(one, amp=None, dtype=request.amp)
     if request.parallel == "ddp" and request.devices != 1:
@@ -132,7 +140,14 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
             declared = {b.fqn: b.value for b in graph.buffers} | {value.name: value for value in graph.inputs}
             fsdp.keep_types(rewrite, declared, compute)
         runs = blocks.runs(result.trace, groups)
-        notes = [*fsdp.apply(rewrite, weights, paths, runs, ranks, precision), _STREAMS]
+        experts = None
+        if strategy.expert_ranks > 1:
+            names = frozenset(expert_parameters(graph))
+            for piece in rewrite.pieces:
+                if piece.kernel is not None and rewrite.trace.kernels[piece.kernel].name == ALL_TO_ALL:
+                    piece.category = COMMUNICATION
+            experts = fsdp.Experts(names, strategy.expert_ranks, ranks // strategy.expert_ranks)
+        notes = [*fsdp.apply(rewrite, weights, paths, runs, ranks, precision, experts), _STREAMS]
     elif name == "tp":
         notes = _tensor(rewrite, weights, result, paths, ranks)
     else:

@@ -29,7 +29,7 @@ from staticmem.scenario.step import HEAD_LOSSES
 if TYPE_CHECKING:
     from staticmem.ir.dtypes import DType
     from staticmem.scenario.adapters import Lora, Quantized
-    from staticmem.scenario.step import Scenario
+    from staticmem.scenario.step import ExpertShare, Scenario
 
 
 @record(frozen=True, slots=True)
@@ -138,6 +138,7 @@ class Asked:
     lora: AskedLora | None = None
     quantize: Quantized | None = None
     inplace_abn: bool = False
+    experts: ExpertShare | None = None
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -429,6 +430,12 @@ STEP = (
         "masks:drop_masks", "aten::scaled_dot_product_attention aten::where",
     ),
     Pass(
+        "products of experts",
+        "the products that transformers runs on a GPU, and casts to the type of weights: an export has resolved it",
+        "transformers/integrations/moe.py, _grouped_mm",
+        "experts:run_grouped", "aten::_grouped_mm transformers::grouped_mm_fallback", classes=("transformers.",),
+    ),
+    Pass(
         "noise of stochastic depth",
         "the dtype of the noise, which is that of the tensor it multiplies: an export has resolved it",
         "torchvision/ops/stochastic_depth.py",
@@ -459,6 +466,12 @@ STEP = (
         "adapters:insert", option="lora",
     ),
     Pass(
+        "expert parallelism",
+        "nothing that the file lost: experts of one rank of several, with the exchange of tokens between them",
+        "torchtitan/models/common/token_dispatcher.py, AllToAllTokenDispatcher",
+        "expert_parallel:split_experts", option="experts",
+    ),
+    Pass(
         "loss of the last linear layer",
         "nothing that the file lost: it adds the loss of --loss, in which the last linear layer may run",
         "transformers/loss/loss_utils.py, torchtune/modules/loss, liger_kernel/ops/fused_linear_cross_entropy.py",
@@ -470,18 +483,21 @@ STEP = (
 
 
 _ON_RECORDINGS = (
+    "products of experts",
     "batch norms in place",
     "trained parameters",
     "frozen parameters",
     "quantised weights",
     "adapters",
+    "expert parallelism",
     "loss of the last linear layer",
 )
 DECODER = tuple(each for each in STEP if each.name != "attention masks")
 """Passes over a decoder for generation, which makes the masks of its steps itself (`passes.generation`)."""
 
 RECORDED = tuple(each for each in STEP if each.name in _ON_RECORDINGS)
-"""Passes over the programs of a recording, which have what really ran: those that the scenario asks for."""
+"""Passes over the programs of a recording, which have what really ran: those that the scenario asks for, and casts
+whose type another tensor decides."""
 
 
 def run(passes: Iterable[Pass], graph: Graph, context: object) -> Graph:
@@ -574,7 +590,7 @@ def for_step(
         lora = AskedLora(scenario.lora, scenario.amp, scenario.dtype, training)
     asked = Asked(
         training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, logits, lora,
-        scenario.quantize, scenario.inplace_abn,
+        scenario.quantize, scenario.inplace_abn, scenario.experts,
     )  # fmt: skip
     return run(passes, graph, asked)
 

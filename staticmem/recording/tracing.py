@@ -279,17 +279,31 @@ def conditions(
 
 @contextmanager
 def oblivious() -> Iterator[None]:
-    """A context in which PyTorch assumes of no size that it is 2 or more, and runs `std_mean` on open sizes."""
+    """A context in which PyTorch assumes of no size that it is 2 or more, runs `std_mean` on open sizes, and multiplies
+    groups of rows in the types that its kernel for CUDA takes."""
     import torch
+    from torch import _meta_registrations as meta
     from torch._decomp import decomposition_table as decompositions
 
     def std_mean(x: Any, dim: Any, unbiased: bool = True, keepdim: bool = False) -> Any:
         # PyTorch calls its own decomposition with too many arguments (torch/_refs/__init__.py, `std_mean`)
         return torch.ops.aten.std_mean.correction(x, dim, correction=int(unbiased), keepdim=keepdim)
 
+    from staticmem.recording.gpu import RESULTS
+
+    scaled = getattr(meta, "_meta_grouped_mm_common", None)
+
+    def grouped_mm(a: Any, b: Any, scale_a: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if scale_a is not None:
+            assert scaled is not None
+            return scaled(a, b, scale_a, *args, **kwargs)
+        return RESULTS["aten::_grouped_mm"](a, b, kwargs.get("offs"), None, kwargs.get("out_dtype"))
+
     config = _config()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.dict(decompositions, {torch.ops.aten.std_mean.dim: std_mean}))
+        if scaled is not None:
+            stack.enter_context(mock.patch.object(meta, "_meta_grouped_mm_common", grouped_mm))
         if hasattr(config, "backed_size_oblivious"):  # PyTorch 2.7 has the option
             stack.enter_context(config.patch(backed_size_oblivious=True))
         yield

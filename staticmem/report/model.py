@@ -72,6 +72,7 @@ class ScenarioInfo:
     compile: tuple[str, ...] = ()
     compile_optimizer: bool = False
     compile_mode: str = "default"
+    expert_parallel: int | None = None
 
 
 @guarded(frozen=True, slots=True)

@@ -114,6 +114,8 @@ def step_name(report: Report) -> str:
             parts[-1] += f" ({scenario.compile_mode})"
     if scenario.parallel is not None:
         parts.append(f"{TITLES.get(scenario.parallel, scenario.parallel)}, one of {scenario.devices} devices")
+    if scenario.expert_parallel is not None:
+        parts.append(f"experts over {scenario.expert_parallel} ranks")
     return ", ".join(parts)
 
 

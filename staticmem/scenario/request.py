@@ -35,6 +35,7 @@ from staticmem.scenario.step import (
     STRATEGIES,
     TORCHAO,
     WHOLE,
+    ExpertShare,
     Generation,
     Levers,
     Scenario,
@@ -194,6 +195,11 @@ class Request(Levers):
         details="The batch is that of one rank ([parallel.md](parallel.md))",
     )
     devices: int | None = option(None, LEVERS, "whole", "N", "how many GPUs share the work", example="8")
+    expert_parallel: int | None = option(
+        None, LEVERS, "whole", "N", "ranks that share the routed experts of each layer, with --parallel fsdp",
+        example="4", details="It divides `devices`. The band of the peak reaches from balanced to the worst routing "
+        "([parallel.md](parallel.md#experts))",
+    )
     method: str = option(
         "liveness", STEP, "choice", "METHOD", "textbook shows the textbook estimate beside the answer",
         choices=("liveness", "textbook"), table="", setting=False, details="[The estimate](textbook.md)",
@@ -244,7 +250,9 @@ class Request(Levers):
         10, OUTPUT, "whole", "N", "how many of the largest tensors are listed", session=True, setting=False,
     )
     # fmt: on
-    within_ddp: bool = False  # no option: set for the step of one device that DDP adds to (`parallel.rank`)
+    # no options: set for the step of one device that a strategy changes (`parallel.rank`)
+    within_ddp: bool = False
+    experts: ExpertShare | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer is not None and self.optimizer.lower() in REFUSED:
@@ -327,6 +335,8 @@ class Request(Levers):
         assert isinstance(self.compile, tuple)
         if self.compile and self.parallel is not None:
             self._check_compiled_rank()
+        if self.expert_parallel is not None:
+            self._check_expert_parallel()
         divided = self.parallel not in (None, "ddp", "zero1", "zero2")
         if divided and self.offload_activations != ON_GPU and mode == "train":
             raise UsageError(
@@ -387,7 +397,7 @@ class Request(Levers):
         scenario = Scenario(
             mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,
             quantized, self._generation(mode), bool(self.compile) and self.within_ddp, self.target_length,
-            low_rank, **levers
+            low_rank, self.experts, **levers
         )
         return scenario, notes
 
@@ -427,6 +437,37 @@ class Request(Levers):
                 "Compile the blocks: --compile and the name of their class.",
                 code="SM167",
             )
+
+    def _check_expert_parallel(self) -> None:
+        """Raises UsageError where ranks cannot share experts, or what they would do is not covered."""
+        ranks, what = self.expert_parallel, f"--expert-parallel {self.expert_parallel}"
+        assert ranks is not None
+        if self.parallel != "fsdp":
+            raise UsageError(
+                f"{what} needs --parallel fsdp",
+                "Ranks that share experts shard everything else by FSDP2, as in torchtitan.",
+                f"Example: --parallel fsdp --devices 8 --expert-parallel {ranks}",
+                code="SM109",
+            )
+        if ranks < 1 or (self.devices is not None and self.devices % ranks):
+            raise UsageError(
+                f"{what} does not divide --devices {self.devices}",
+                "The devices are groups of ranks, and the ranks of each group share the experts of all layers.",
+                "Give a divisor of the number of devices.",
+                code="SM109",
+            )
+        others = (
+            ("--compile", bool(self.compile)), ("--lora", self.lora is not None),
+            ("--quantize", self.quantize not in (None, "none")), ("--clip-grad-norm", self.clip_grad_norm),
+        )  # fmt: skip
+        for flag, asked in others:
+            if asked and ranks > 1:
+                raise UsageError(
+                    f"{what} and {flag} cannot be combined",
+                    "What it does to experts on several ranks is not covered.",
+                    f"Leave {flag} out.",
+                    code="SM109",
+                )
 
     def _quantized(
         self, mode: str, dtype: DType | None, amp: DType | None

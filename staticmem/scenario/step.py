@@ -201,6 +201,14 @@ class Generation:
 
 
 @record(frozen=True)
+class ExpertShare:
+    """The experts of a layer are divided over `ranks`. `worst`: all tokens that can go to those of one rank do."""
+
+    ranks: int
+    worst: bool = False
+
+
+@record(frozen=True)
 class Scenario(Levers):
     """One configuration. `dtype` casts the whole model; `amp` runs the forward under `torch.autocast("cuda")`.
 
@@ -213,6 +221,8 @@ class Scenario(Levers):
     `target_length`: labels of a target of `ctc`; None: as many as the output has frames.
 
     `low_rank`: what the optimizers of `LOW_RANK` are asked; they need it.
+
+    `experts`: the share of one rank of expert parallelism.
 
     `torch` is the release of PyTorch that runs the step: what autograd saves and which calls there are.
 
@@ -239,6 +249,7 @@ class Scenario(Levers):
     ddp: bool = False
     target_length: int | None = None
     low_rank: LowRank | None = None
+    experts: ExpertShare | None = None
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
+from typing import Protocol
 
 from staticmem.compiler.plan import Kernels
 from staticmem.engine.step import StepResult, run_step
@@ -45,10 +46,18 @@ def moved_by_unknown_ops(result: StepResult, training: bool) -> tuple[int, int]:
     return (nbytes if training else 0), 2 * nbytes
 
 
+class HasResult(Protocol):
+    """A study of a step of one device."""
+
+    @property
+    def result(self) -> StepResult: ...
+
+
 class LiveBand:
     """What the file leaves open in a step that has been run.
 
-    `rank` makes the step of one rank of `request`'s, the step of one device: of a rank, only compiled code is open.
+    `rank` makes the step of one rank of `request`'s, the step of one device: of a rank, only compiled code is open, and
+    the load of experts, which `heaviest` has at its worst.
     """
 
     def __init__(
@@ -59,8 +68,9 @@ class LiveBand:
         request: Request,
         step: Step,
         rank: Callable[[StepResult], StepResult] | None = None,
+        heaviest: HasResult | None = None,
     ) -> None:
-        self.rank = rank
+        self.rank, self.heaviest = rank, heaviest
         self.model, self.binding, self.graph, self.request = model, binding, graph, request
         self.scenario = request.scenario()[0]
         self.result, self.lifetimes = step
@@ -68,6 +78,9 @@ class LiveBand:
     @cached_property
     def bounds(self) -> tuple[int, int] | None:
         """The least and the most that the peak can be; None where nothing that is open moves it, or nothing is."""
+        if self.heaviest is not None:
+            peak, most = self.lifetimes.peak_bytes, self._peak(self.heaviest.result)
+            return (peak, most) if most > peak else None
         if len(self.graph.ops) > BAND_LIMIT or (self.rank is not None and self.result.compiled is None):
             return None
         graph, peak = self.graph, self.lifetimes.peak_bytes

@@ -228,7 +228,8 @@ class Study:
 
         one = self.ask(on_one_device(request))
         rank = partial(on_rank, strategy=strategy_of(request))
-        return LiveBand(self.model, self.binding, one.graph, one.request, self._step, rank)
+        heaviest = self.ask(on_one_device(request, worst=True)) if one.scenario.experts is not None else None
+        return LiveBand(self.model, self.binding, one.graph, one.request, self._step, rank, heaviest)
 
     @property
     def live_band(self) -> tuple[int, int] | None:
@@ -299,6 +300,7 @@ class Study:
         report = build(sources, request.top)
         if request.parallel is not None:
             shared = replace(report.scenario, parallel=request.parallel, devices=request.devices)
+            shared = replace(shared, expert_parallel=request.expert_parallel)
             report = replace(report, scenario=shared)
         from staticmem.studies.device import obstacle_of, with_device, without_device
 

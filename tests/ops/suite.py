@@ -45,7 +45,7 @@ _DYNAMIC = (
 _LIBRARIES = (
     "torchvision::nms", "torchvision::roi_align", "torchvision::roi_pool", "torchvision::ps_roi_align",
     "torchvision::ps_roi_pool", "torchvision::deform_conv2d", "transformers::grouped_mm_fallback",
-    "com.microsoft::MatMulNBits", "quantized_decomposed::quantize_per_tensor",
+    "torchtitan::deterministic_scatter_add", "com.microsoft::MatMulNBits", "quantized_decomposed::quantize_per_tensor",
     "quantized_decomposed::quantize_per_channel", "quantized_decomposed::quantize_per_channel_group",
     "quantized_decomposed::quantize_per_token", "quantized_decomposed::dequantize_per_tensor",
     "quantized_decomposed::dequantize_per_channel", "quantized_decomposed::dequantize_per_channel_group",
@@ -63,6 +63,10 @@ UNCOVERED: dict[str, str] = {
     "inplace_abn::inplace_abn_": "an op of an extension: tests/passes/test_inplace_abn.py",
     "torchao::linear_int8": "a layer of torchao: tests/passes/test_weight_only.py",
     "torchao::linear_int4": "a layer of torchao: tests/passes/test_weight_only.py",
+    **{
+        f"staticmem::{name}": "what a rank runs for its experts: tests/parallel/test_experts.py"
+        for name in ("all_to_all", "exchanged_counts", "order_by_expert")
+    },
     "staticmem::cpu_tensor": "no op of PyTorch: tests/recording/test_recorded_code.py",
     "staticmem::own_backward": "stands for a custom autograd function: tests/passes/test_custom_functions.py",
     **{

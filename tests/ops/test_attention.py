@@ -209,6 +209,17 @@ def test_math_saves_the_weights() -> None:
     assert out.shape == (B, H, L, D)
 
 
+def test_math_in_half_precision_gives_that_back() -> None:
+    """attention.cpp: `make_tuple(matmul(attn, v).to(origin_dtype), attn.to(origin_dtype))`, from the right."""
+    bench, out = attention(bfloat16, head=258)
+    assert out.dtype is bfloat16
+    assert bench.made[-3:] == [
+        ("aten._to_copy.default", B * H * L * L * 2),
+        ("aten.bmm.default", B * H * L * 258 * 4),
+        ("aten._to_copy.default", B * H * L * 258 * 2),
+    ]
+
+
 def test_math_repeats_grouped_keys_and_makes_a_triangle() -> None:
     bench, out = attention(float64, kv=1, causal=True)
     kernels = [name for name, _ in bench.made]

@@ -58,6 +58,13 @@ def test_products_of_experts_make_both_gradients_at_once() -> None:
     assert [n for n, _ in seen.backward] == [160, 240]
 
 
+def test_rows_that_torchtitan_adds_are_gathered_in_backward() -> None:
+    seen = observed(call("torchtitan::deterministic_scatter_add", f(6, 4).fixed, i(10, 4), f(10, 4)))
+    assert seen.forward == [(96, 96)]
+    assert seen.saved == ["in1"]
+    assert [n for n, _ in seen.backward] == [160]
+
+
 def test_quantised_values_take_one_byte_after_a_temporary_of_four() -> None:
     """torch/ao/quantization/fx/_decomposed.py: scaled, rounded and clamped in the input's type, then converted."""
     args = (f(4, 8).fixed, 0.1, 0, 0, 255)

@@ -67,6 +67,7 @@ class Live(TorchDispatchMode):  # type: ignore[misc]
     def see(self, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             value = getattr(value, "_local_tensor", value)
+            value = getattr(value, "elem", value)  # AsyncCollectiveTensor: a wrapper has no memory of its own
             storage = value.untyped_storage()
             if storage._cdata not in self.skipped:
                 self.storages[storage._cdata] = weakref.ref(storage)

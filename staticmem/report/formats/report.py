@@ -124,6 +124,8 @@ def _categories(text: Text, report: Report) -> None:
     if band.low < band.high:
         compiled = WHOLE in report.scenario.compile or report.scenario.parallel is not None  # nothing else is open then
         by = "the compiled code of some ops" if compiled else "what the code keeps in variables"
+        if report.scenario.expert_parallel is not None:
+            by = "the tokens that go to a rank's experts"
         between = f"between {size(band.low)} and {size(band.high)}, by {by}"
         text.lines.append(f"  {'band':<15}  {between}")
 
