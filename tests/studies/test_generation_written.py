@@ -19,6 +19,7 @@ class Attention(torch.nn.Module):  # type: ignore[misc,name-defined]
 
     masked = True
     reads_keys = False
+    in_float32 = False
     mixes: Any = None
 
     def __init__(self) -> None:
@@ -29,7 +30,8 @@ class Attention(torch.nn.Module):  # type: ignore[misc,name-defined]
     def forward(self, x: Any, mask: Any) -> Any:
         batch, tokens, _ = x.shape
         query, key, value = (f(x).view(batch, tokens, HEADS, SIZE).transpose(1, 2) for f in (self.q, self.k, self.v))
-        scores = torch.matmul(query, key.transpose(2, 3)) * SIZE**-0.5
+        dtype = torch.float32 if self.in_float32 else x.dtype
+        scores = torch.matmul(query.to(dtype), key.to(dtype).transpose(2, 3)) * SIZE**-0.5
         if self.masked:
             scores = scores + mask
         weights = torch.nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
@@ -62,10 +64,15 @@ def _report(attention: type[Attention] = Attention, **options: Any) -> Any:
     return staticmem.analyze(Decoder(attention).to(torch.bfloat16).eval(), (ids,), **asked)
 
 
-def test_caches_of_written_attention() -> None:
-    """One layer of 4 heads of 16 elements in 2 bytes, keys and values: 256 bytes a token."""
+class InFloat32(Attention):
+    in_float32 = True
+
+
+@pytest.mark.parametrize("attention", [Attention, InFloat32])
+def test_caches_of_written_attention(attention: type[Attention]) -> None:
+    """One layer of 4 heads of 16 elements in 2 bytes, keys and values: 256 bytes a token, whatever multiplies them."""
     for cache in ("dynamic", "static"):
-        asked = _report(cache=cache).generation
+        asked = _report(attention, cache=cache).generation
         assert (asked.token_bytes, asked.cached_tokens, asked.cache_bytes) == (256, 256, 3 * 256 * 256)
 
 

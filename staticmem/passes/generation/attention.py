@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
 from staticmem.ir.record import record
 from staticmem.passes.affine import Affine, Knowledge, Mask
@@ -110,13 +111,24 @@ def _written_attention(
     number = maker.get(ref_name(choice.args[1])) if choice is not None and len(choice.args) > 2 else None
     if choice is None or number is None or name not in windows:
         raise _not_causal(name)
-    (key, *_), (value, *_) = (_before_repeat(Ref(each), maker, written.first) for each in (written.key, written.value))
+    (key, *_), (value, *_) = (
+        _before_repeat(Ref(_before_cast(each, maker)), maker, written.first) for each in (written.key, written.value)
+    )
     key, value = _latents(graph, key, value, maker) or (key, value)
     over_keys = ops_over_keys(graph, (key, value), (written.first, written.last), written.scores)
     return Attention(
         name, key, value, (written.key, written.value), (), 1, choice.outputs[0], windows[name], False,
         over_keys[0] if over_keys else name, written.last.name, frozenset(over_keys), written.scores, (number, choice),
     )  # fmt: skip
+
+
+def _before_cast(name: str, maker: Mapping[str, Op]) -> str:
+    """What is multiplied in float32 is cached as it was before (transformers 5.24, models/gptj/modeling_gptj.py:
+    `key.to(torch.float32)`)."""
+    op = maker.get(name)
+    if op is not None and op.base == "aten::to" and dtypes.float32 in (*op.args[1:], *op.kwargs.values()):
+        return ref_name(op.args[0])
+    return name
 
 
 def _latents(graph: Graph, key: str, value: str, maker: Mapping[str, Op]) -> tuple[str, str] | None:
