@@ -21,6 +21,7 @@ from staticmem.scenario.losses import has_terms, loss_text
 from staticmem.scenario.low_rank import LOW_RANK, REFUSED, LowRank, args_text, low_rank_of, split_targets
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
+from staticmem.scenario.sampling import EXAMPLE, GREEDY, sampling_of
 from staticmem.scenario.step import (
     CACHES,
     COMPILE_MODES,
@@ -88,6 +89,11 @@ class Request(Levers):
         choices=CACHES, example="static", table="generate",
         details="`dynamic` grows by concatenation, `static` is allocated in advance, as `cache_implementation` of "
         "transformers",
+    )
+    sampling: str = option(
+        GREEDY, STEP, "text", "HOW", "how tokens are chosen, with --mode generate", example=EXAMPLE, table="generate",
+        details="`greedy`, `sample` with the defaults of transformers, or settings of `do_sample=True`: `top-k` (0: "
+        "none), `top-p` and `temperature` ([generation](generation.md#sampling))",
     )
     preset: str | None = option(
         None, STEP, "choice", "NAME", "defaults of a training library for what is not given", choices=tuple(PRESETS),
@@ -502,8 +508,10 @@ class Request(Levers):
         """What `generate` is asked; None in another mode."""
         cache = self._choice("cache")
         if mode != "generate":
-            given = [("--prompt", self.prompt), ("--new-tokens", self.new_tokens)]
+            given: list[tuple[str, object]] = [("--prompt", self.prompt), ("--new-tokens", self.new_tokens)]
             given = [(flag, value) for flag, value in given if value is not None]
+            if self.sampling != GREEDY:
+                given.append(("--sampling", self.sampling))
             if given or cache != OPTIONS["cache"].default:
                 flag = given[0][0] if given else "--cache"
                 why = "It says what a decoder generates."
@@ -528,7 +536,7 @@ class Request(Levers):
                     f"Leave {flag} out.",
                     "SM124",
                 )
-        return Generation(self.prompt, self.new_tokens, cache)
+        return Generation(self.prompt, self.new_tokens, cache, sampling_of(self.sampling))
 
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""

@@ -12,6 +12,7 @@ from staticmem.scenario.adapters import Lora, Quantized
 from staticmem.scenario.losses import KINDS
 from staticmem.scenario.low_rank import LOW_RANK, LowRank
 from staticmem.scenario.options import LEVERS, Option, declared, option
+from staticmem.scenario.sampling import Sampling
 from staticmem.version import REFERENCE_RELEASE
 
 TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
@@ -169,7 +170,8 @@ LEVER_OPTIONS = declared(Levers)
 
 @record(frozen=True)
 class Generation:
-    """What `generate` is asked: tokens of the prompt, tokens that are new, and the kind of cache, one of `CACHES`.
+    """What `generate` is asked: tokens of the prompt, tokens that are new, the kind of cache, one of `CACHES`, and how
+    tokens are sampled (None: greedily).
 
     Raises:
         UsageError: there is no token.
@@ -178,6 +180,7 @@ class Generation:
     prompt: int
     new_tokens: int
     cache: str = "dynamic"
+    sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
         for flag, count in (("prompt", self.prompt), ("new-tokens", self.new_tokens)):

@@ -13,10 +13,13 @@ from staticmem.studies.study import Study
 
 FOLDER = Path(__file__).parent.parent / "data" / "generation"
 PEAKS = json.loads((FOLDER / "peaks.json").read_text())["rows"]
+SAMPLED = json.loads((FOLDER / "peaks.json").read_text())["sampled"]
 
 
-def _study(model: str, cache: str = "dynamic", batch: int = 1, prompt: int = 128, new: int = 8) -> Study:
-    request = Request(mode="generate", batch=batch, prompt=prompt, new_tokens=new, cache=cache)
+def _study(
+    model: str, cache: str = "dynamic", batch: int = 1, prompt: int = 128, new: int = 8, sampling: str = "greedy"
+) -> Study:
+    request = Request(mode="generate", batch=batch, prompt=prompt, new_tokens=new, cache=cache, sampling=sampling)
     return Study.open(FOLDER / f"{model}.pt2", request)
 
 
@@ -26,6 +29,27 @@ def test_peak_is_that_of_generate(
 ) -> None:
     report = _study(model, cache, batch, prompt, new).report
     assert (report.peak.live_bytes, report.peak.phase) == (peak, phase)
+
+
+@pytest.mark.parametrize(("model", "cache", "batch", "prompt", "new", "sampling", "peak"), SAMPLED)
+def test_peak_is_that_of_sampling(
+    model: str, cache: str, batch: int, prompt: int, new: int, sampling: str, peak: int
+) -> None:
+    assert _study(model, cache, batch, prompt, new, sampling).report.peak.live_bytes == peak
+
+
+@pytest.mark.parametrize(
+    "text", ["top-k", "top-k=-1", "top-k=1.5", "top-p=0", "top-p=1.1", "beams=2", "sample,top-k=3", ""]
+)
+def test_sampling_that_is_not_understood(text: str) -> None:
+    with pytest.raises(UsageError) as error:
+        Request(mode="generate", prompt=8, new_tokens=2, sampling=text).scenario()
+    assert error.value.code == "SM123"
+
+
+def test_sampling_is_told() -> None:
+    notes = _study("gpt2", new=2, sampling="top-p=0.5").report.assumptions
+    assert "do_sample=True, top_k=50, top_p=0.5" in next(note.text for note in notes if note.code == "SM278")
 
 
 def test_cache_of_grouped_heads() -> None:
@@ -78,6 +102,7 @@ def test_python_and_text() -> None:
         {"mode": "generate", "prompt": 8},
         {"mode": "infer", "prompt": 8},
         {"mode": "infer", "cache": "static"},
+        {"mode": "infer", "sampling": "sample"},
         {"mode": "generate", "prompt": 8, "new_tokens": 1 << 40},
         {"mode": "generate", "prompt": 8, "new_tokens": 2, "compile": True},
         {"mode": "generate", "prompt": 8, "new_tokens": 2, "parallel": "tp", "devices": 2},

@@ -106,9 +106,22 @@ class ShortConvolution(Attention):
         return torch.nn.functional.conv1d(padded, self.o.weight[:, :1, None].expand(-1, 1, 3), groups=WIDTH).mT
 
 
+class SharedKeys(Attention):
+    """Two attentions with the keys of one, as layers that share a cache."""
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        batch, tokens, _ = x.shape
+        query, key, value = (f(x).view(batch, tokens, HEADS, SIZE).transpose(1, 2) for f in (self.q, self.k, self.v))
+        attend = torch.nn.functional.scaled_dot_product_attention
+        first = attend(query, key, value, is_causal=True)
+        second = attend(query + first, key, value, is_causal=True)
+        return self.o(second.transpose(1, 2).reshape(batch, tokens, -1))
+
+
 @pytest.mark.parametrize(
     ("attention", "said"),
     [
+        (SharedKeys, "same keys"),
         (Unmasked, "not causal"),
         (ReadsKeys, "beside the attention"),
         (LinearAttention, "mixes tokens"),

@@ -26,6 +26,9 @@ def refuse_other_mixing(graph: Graph, calls: Sequence[Attention]) -> None:
     Raises:
         ModelFileError: the cache of the model has more, or less, than keys and values of these calls.
     """
+    keys = [call.key for call in calls]
+    if len(set(keys)) < len(keys):
+        raise not_recognised("several attentions read the same keys", "Layers that share their cache are not covered.")
     products = {name for call in calls for name in (call.op, call.last)}
     hidden: set[str] = set()
     ids = graph.inputs[0].name
@@ -40,9 +43,6 @@ def refuse_other_mixing(graph: Graph, calls: Sequence[Attention]) -> None:
         hidden.update(op.outputs)
         if op.base in _CONVOLUTIONS or (op.base in _PRODUCTS and len(read) > 1 and op.name not in products):
             raise _mixed(op)
-    keys = [call.key for call in calls]
-    if len(set(keys)) < len(keys):
-        raise not_recognised("several attentions read the same keys", "Layers that share their cache are not covered.")
 
 
 def _mixed(op: Op) -> Exception:

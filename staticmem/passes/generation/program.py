@@ -16,6 +16,7 @@ from staticmem.passes.frames.policy import POLICIES
 from staticmem.passes.frames.releases import ends_of_values
 from staticmem.passes.generation.attention import Attention, attentions
 from staticmem.passes.generation.caches import END, KEPT, Held, Layer
+from staticmem.passes.generation.choice import Choice
 from staticmem.passes.generation.draft import Draft
 from staticmem.passes.generation.experts import with_batched_experts
 from staticmem.passes.generation.forward import Forward, Inputs, Outputs, ids_of
@@ -119,7 +120,7 @@ class _Generate:
         logits = call("last_logits", "aten::select.int", Ref(outputs.logits), 1, -1)
         scores = call("scores", "staticmem::next_token_logits", Ref(logits))
         draft.let_go((before,) if before else ())
-        tokens = call("next_tokens", "aten::argmax", Ref(scores), -1)
+        tokens = Choice(draft, step, self.asked.sampling).tokens(scores, before.partition(".")[0])
         column = call("next_column", "aten::unsqueeze", Ref(tokens), 1)
         longer = call("input_ids", "aten::cat", (Ref(ids), Ref(column)), -1)
         draft.let_go((ids,) if before else ())
@@ -196,9 +197,12 @@ class _Generate:
 
 
 def _notes(asked: Generation, all_logits: bool) -> list[Note]:
+    how = "greedy decoding without padding, as model.generate(**inputs, do_sample=False)"
+    if asked.sampling is not None:
+        how = f"sampling without padding, as model.generate(**inputs, do_sample=True, {asked.sampling})"
     text = (
-        "greedy decoding without padding, as model.generate(**inputs, do_sample=False) of transformers 5 runs it "
-        "eagerly; servers with paged attention (vLLM and others) allocate their cache in advance and need other sums"
+        f"{how} of transformers 5 runs it eagerly; servers with paged attention (vLLM and others) allocate their cache "
+        "in advance and need other sums"
     )
     notes = [Note("assumption", "SM278", text)]
     if asked.steps > 1:

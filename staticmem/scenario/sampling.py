@@ -1,0 +1,70 @@
+"""How `generate` chooses tokens: greedily, or by sampling, with the processors of logits that it then has.
+
+Source: transformers 5.24, generation/configuration_utils.py: with `do_sample=True` `top_k` is 50 where nobody sets it,
+`temperature` and `top_p` are 1.0; generation/utils.py, `_get_logits_processor`: which values add a processor.
+"""
+
+from __future__ import annotations
+
+import math
+
+from staticmem.errors import UsageError
+from staticmem.ir.record import record
+
+GREEDY = "greedy"
+EXAMPLE = "top-k=50,top-p=0.9,temperature=0.7"
+_KEYS = ("top-k", "top-p", "temperature")
+
+
+@record(frozen=True)
+class Sampling:
+    """The processors: scores are divided by a temperature, the `top_k` largest stay (0: all), those of the nucleus of
+    `top_p` stay."""
+
+    temperature: float = 1.0
+    top_k: int = 50
+    top_p: float = 1.0
+
+    def __str__(self) -> str:
+        parts = [f"top_k={self.top_k}"]
+        parts += [f"top_p={self.top_p:g}"] * (self.top_p < 1) + [f"temperature={self.temperature:g}"] * self.warm
+        return ", ".join(parts)
+
+    @property
+    def warm(self) -> bool:
+        return self.temperature != 1.0
+
+
+def sampling_of(text: str) -> Sampling | None:
+    """`greedy` (None), `sample` with the defaults of transformers, or settings as `top-k=50,top-p=0.9`.
+
+    Raises:
+        UsageError: another word, or a value that transformers does not take.
+    """
+    words = [word.strip().lower().replace("_", "-") for word in text.split(",")]
+    if words == [GREEDY]:
+        return None
+    values: dict[str, float] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if word == "sample" and len(words) == 1:
+            continue
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if key not in _KEYS or key in values or not _taken(key, number):
+            raise UsageError(
+                f"--sampling {text}: '{word}' is not understood",
+                "It is greedy, sample, or settings: top-k (from 0), top-p (above 0, at most 1), temperature (above 0).",
+                f"Example: --sampling {EXAMPLE}",
+                code="SM123",
+            )
+        values[key] = number
+    return Sampling(values.get("temperature", 1.0), int(values.get("top-k", 50)), values.get("top-p", 1.0))
+
+
+def _taken(key: str, number: float) -> bool:
+    if key == "top-k":
+        return 0 <= number < 2**31 and number == int(number)
+    return 0 < number <= (1 if key == "top-p" else 1e6)
