@@ -41,13 +41,13 @@ def sampling_of(text: str) -> Sampling | None:
     Raises:
         UsageError: another word, or a value that transformers does not take.
     """
-    words = [word.strip().lower().replace("_", "-") for word in text.split(",")]
-    if words == [GREEDY]:
+    settings = [word.strip().lower().replace("_", "-") for word in text.split(",")]
+    if settings == [GREEDY]:
         return None
     values: dict[str, float] = {}
-    for word in words:
+    for word in settings:
         key, _, value = word.partition("=")
-        if word == "sample" and len(words) == 1:
+        if word == "sample" and len(settings) == 1:
             continue
         try:
             number = float(value)
