@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 
 from staticmem.frontends import recording_format as written
 from staticmem.recording import gpu
@@ -40,7 +41,8 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
     if ctx is None or watch.paused:
         return result
     numbers = [watch.value(t) if _on_gpu(t) else -1 for t in results]
-    attributes = [watch.value(t) for t in vars(ctx).values() if _on_gpu(t)]
+    kept = tree_leaves(list(vars(ctx).values()))  # a tuple of tensors too: `ctx.tensors = (A, B)` of bitsandbytes
+    attributes = list(dict.fromkeys(watch.value(t) for t in kept if _on_gpu(t)))
     outer = watch.program
     body = type(outer)()
     grads, gradients = _backward(watch, body, cls, ctx, results)

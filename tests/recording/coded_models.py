@@ -189,6 +189,24 @@ class OnCtx(Checkpointed):
         return self.inner(KeptOnCtx.apply(F.relu(self.inner(x))))
 
 
+class KeptInTuple(torch.autograd.Function):  # type: ignore[misc]
+    """The same in a tuple, as bitsandbytes' `ctx.tensors = (A, B)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.tensors = (x * 2, None)
+        return x + 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * ctx.tensors[0]
+
+
+class OnCtxInTuple(OnCtx):
+    def block(self, x: Any) -> Any:
+        return self.inner(KeptInTuple.apply(F.relu(self.inner(x))))
+
+
 class OnCtxInCheckpoint(OnCtx):
     ck = True
 

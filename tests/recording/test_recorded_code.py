@@ -149,6 +149,17 @@ def test_a_tensor_that_the_forward_assigns_again_is_kept_once() -> None:
     assert Study(model, request_of({"optimizer": "adam", "loss": "mean"})).report.peak.live_bytes > 0
 
 
+def test_tensors_in_a_tuple_on_ctx_are_kept_as_others_are() -> None:
+    of_tuple, plain = (
+        Study(recorded(*on_meta(cls)[:1], *on_meta(cls)[1]), request_of({"optimizer": "adam", "loss": "mean"})).report
+        for cls in (coded_models.OnCtxInTuple, coded_models.OnCtx)
+    )
+    assert of_tuple.peak.live_bytes == plain.peak.live_bytes > 0
+    graph = program(coded_models.OnCtxInTuple)
+    assert graph.recorded is not None
+    assert all(len(function.attributes) == 1 for function in graph.recorded.functions.values())
+
+
 # -- functions and checkpoints -----------------------------------------------------------------------------------------
 
 
