@@ -94,6 +94,18 @@ class Bert(nn.Module):
         return functional.cross_entropy(logits, labels)
 
 
+class Logits(nn.Module):
+    """A decoder of transformers as generation is predicted from it: token ids in, logits out."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        logits: Tensor = self.model(input_ids, use_cache=False).logits
+        return logits
+
+
 NETWORKS = {"Bert": Bert}
 
 

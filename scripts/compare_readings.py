@@ -2,7 +2,7 @@
 
     python scripts/compare_readings.py                                # the readings in tests/data/measured
     python scripts/compare_readings.py mine.json --all                # yours, and every single one
-    python scripts/compare_readings.py --page docs/hardware-readings.md   # writes that page anew; needs PyTorch
+    python scripts/compare_readings.py --page docs/hardware-readings.md   # that page; needs transformers and timm
 
 docs/readings.md describes the format. A reading names a model file or a network of `models/`, the keywords of
 `staticmem.analyze`, and the bytes of each meter that was read. Exit code 0, however far off the predictions are: this
@@ -16,7 +16,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,7 +24,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-import staticmem  # noqa: E402 - from this checkout
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from readings_models import predictions  # noqa: E402 - they import staticmem from this checkout
 
 METERS = ("live", "allocated", "reserved", "device", "context")
 FOLDER = ROOT / "tests" / "data" / "measured"
@@ -46,6 +48,7 @@ class Comparison:
     high: int
     precision: int = 1
     held_out: bool = False
+    explained: str = ""  # why it is off, where that is known
 
     @property
     def error(self) -> float:
@@ -61,24 +64,41 @@ class Comparison:
         return self.low - self.precision <= self.read <= self.high + self.precision
 
 
-def comparisons(path: Path) -> Iterator[Comparison]:
-    """Every meter of every reading of a file."""
+def comparisons(path: Path, known: dict[str, Any], state: Path | None = None) -> Iterator[Comparison]:
+    """Every meter of every reading of a file. `known`: predictions that are there already, kept in the file `state`."""
     document = json.loads(path.read_text(encoding="utf-8"))
     for reading in _readings(document):
         words: dict[str, Any] = {**document.get("request", {}), **reading.get("request", {})}
-        network, settings, model = _model_of(reading, path.parent)
-        peak = staticmem.analyze(model, **words).peak
+        asked = {name: reading[name] for name in ("model", "network", "sizes", "input", "whole") if name in reading}
+        key = json.dumps([asked, document.get("architectures", {}).get(reading.get("architecture")), words])
+        if key not in known:
+            known[key] = predictions(reading, document, words, path.parent)
+            if state:
+                state.write_text(json.dumps(known), encoding="utf-8")
+        network, settings, peak = known[key]
         for meter in METERS:
             read = reading.get(f"{meter}_bytes")
             if read is not None:
-                band = peak.bands[meter]
+                predicted, low, high = peak[meter]
                 yield Comparison(
                     reading.get("source", document["source"]), network, _text({**settings, **words}),
                     reading.get("gpu", document.get("gpu", "")), words.get("torch_version", "assumed"), meter,
-                    read, getattr(peak, f"{meter}_bytes"), band.low, band.high,
+                    read, predicted, low, high,
                     max(document.get("precision_bytes", 1), int(read * document.get("precision_share", 0))),
-                    reading.get("held_out", False),
+                    reading.get("held_out", False), _explanation(reading, document),
                 )  # fmt: skip
+
+
+def _explanation(reading: dict[str, Any], document: dict[str, Any]) -> str:
+    """What the document says of a reading that is off: its own text, or one that several share, by its name."""
+    text = str(reading.get("explained", ""))
+    return str(document.get("explanations", {}).get(text, text))
+
+
+def _absent(path: Path) -> str:
+    """The package that the networks of a file need and that is not installed; "" where there is none."""
+    needs = json.loads(path.read_text(encoding="utf-8")).get("needs", ())
+    return next((name for name in needs if find_spec(name) is None), "")
 
 
 def _readings(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -93,34 +113,12 @@ def _readings(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield {**common, "sizes": sizes, f"{meter}_bytes": read, "held_out": held}
 
 
-def _model_of(reading: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any], Any]:
-    """Name, sizes and model of a reading: an export beside the file or in the repository, or a network that PyTorch
-    exports now."""
-    if "model" in reading:
-        path = next(p for p in (folder / reading["model"], ROOT / reading["model"]) if p.exists())
-        return path.stem, {}, path
-    sizes = reading["sizes"]
-    shown = {**sizes, "input": "x".join(map(str, reading["input"]))} if "input" in reading else sizes
-    return reading["network"], shown, _exported(json.dumps([reading["network"], sizes, reading.get("input")]))
-
-
-@lru_cache(maxsize=1)  # sources list a network several times in a row
-def _exported(described: str) -> Any:
-    """The exported program of a network of `models/`, from its name, sizes and shape of the input as JSON."""
-    import torch
-
-    sys.path.insert(0, str(ROOT / "models"))
-    import layers
-    import text
-    import video
-
-    name, sizes, shape = json.loads(described)
-    for module in (layers, text, video):
-        if name in module.NETWORKS:
-            network, inputs = module.example(name, sizes, *([] if shape is None else [shape]))
-            return torch.export.export(network, inputs, strict=False)
-    names = sorted({*layers.NETWORKS, *text.NETWORKS, *video.NETWORKS})
-    sys.exit(f"models/ has no network '{name}'; it has {', '.join(names)}")
+def _not_tried(files: Sequence[Path]) -> Iterator[tuple[str, str, int, str]]:
+    """Readings of the same sources that have no prediction: source, rows, how many, and why."""
+    for path in files:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for rows in document.get("not_tried", ()):
+            yield document["source"], rows["rows"], rows["count"], rows["why"]
 
 
 def _text(settings: dict[str, Any]) -> str:
@@ -146,9 +144,15 @@ def main() -> None:
     parser.add_argument("readings", type=Path, nargs="*", help="files; default: tests/data/measured/readings-*.json")
     parser.add_argument("--all", action="store_true", help="every single comparison")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write all of them as a page of Markdown")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="go on after a stop; no prediction is made again")
     given = parser.parse_args()
     files = given.readings or sorted(FOLDER.glob("readings-*.json"))
-    compared = [comparison for path in files for comparison in comparisons(path)]
+    for path in files:
+        if absent := _absent(path):
+            print(f"{path.name} is left out: it needs {absent}", file=sys.stderr)
+    files = [path for path in files if not _absent(path)]
+    known = json.loads(given.state.read_text(encoding="utf-8")) if given.state and given.state.exists() else {}
+    compared = [comparison for path in files for comparison in comparisons(path, known, given.state)]
     if given.all:
         for c in sorted(compared, key=lambda c: -abs(c.error)):
             band = "" if c.in_band else f", outside of {c.low:,} to {c.high:,}"
@@ -157,7 +161,7 @@ def main() -> None:
     if given.page:
         from readings_page import page
 
-        given.page.write_text(page(compared), encoding="utf-8")
+        given.page.write_text(page(compared, list(_not_tried(files))), encoding="utf-8")
     print("\n".join(summary(compared)))
 
 

@@ -24,12 +24,18 @@ no version of PyTorch, one is inferred from the date. Networks are in `models/` 
 - **In band**: the reading lies within the band of the prediction. **Above**: it lies above its upper end, which is what
   somebody who fills a card has to fear.
 - **Held out**: a random half of the readings, which was not looked at while we searched the other half for causes.
+- **Decoders** and vision transformers that have a name in the table (`llama-2-7b`) are predicted from two and four
+  layers, and each phase of the step grown by what a layer adds; those with `whole` from all. Sizes are in the file
+  of the source.
 - **Without a reading**: cuDNN's benchmark mode, TF32 switched off, channels_last, several processes on one card.
 """
 
 
-def page(compared: Sequence[Comparison]) -> str:
-    """The page, as Markdown."""
+OFF = 0.1  # errors beyond it have a section of their own
+
+
+def page(compared: Sequence[Comparison], not_tried: Sequence[tuple[str, str, int, str]] = ()) -> str:
+    """The page, as Markdown. `not_tried`: source, rows, how many, and why there is no prediction."""
     cards = sorted({c.gpu for c in compared})
     parts = [
         INTRODUCTION,
@@ -42,6 +48,10 @@ def page(compared: Sequence[Comparison]) -> str:
         _summary(compared, ("card", "PyTorch", "meter"), lambda c: (c.gpu, c.torch, c.meter)),
         "## By network\n",
         _summary(compared, ("network", "meter"), lambda c: (c.network, c.meter)),
+        f"## Off by more than {OFF:.0%}\n",
+        _off([c for c in compared if abs(c.error) > OFF]),
+        "## Not tried\n",
+        _untried(not_tried),
         "## Every reading\n",
         _every(compared),
     ]
@@ -68,6 +78,28 @@ def _summary(
                 _share(sum(not c.in_band and c.read > c.high for c in group), len(group)),
             ])
         )  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _off(compared: Sequence[Comparison]) -> str:
+    """Readings with a cause, one table for each cause; those without come last."""
+    causes: dict[str, list[Comparison]] = {}
+    for comparison in sorted(compared, key=lambda c: not c.explained):
+        causes.setdefault(comparison.explained or "Not explained.", []).append(comparison)
+    parts = []
+    for cause, rows in causes.items():
+        head = "network and settings;card;meter;read, MiB;predicted, MiB;error".split(";")
+        lines = [cause, "", _row(head), "|---|---|---|---:|---:|---:|"]
+        for c in rows:
+            what = f"{c.network}: {c.settings}"
+            lines.append(_row([what, c.gpu, c.meter, _mib(c.read), _mib(c.predicted), f"{c.error:+.1%}"]))
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts) or "None.\n"
+
+
+def _untried(rows: Sequence[tuple[str, str, int, str]]) -> str:
+    lines = [_row(["source", "rows", "readings", "why"]), "|---|---|---:|---|"]
+    lines += [_row([source, what, str(count), why]) for source, what, count, why in rows]
     return "\n".join(lines) + "\n"
 
 

@@ -70,6 +70,39 @@ def test_the_page_has_every_reading_and_what_is_predicted_now(tmp_path: Path) ->
     assert not set(every) - set(published)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("sizes", "request_of_it"),
+    [
+        ({"network": "LitDecoder", "groups": 2, "adapters": {"rank": 4, "targets": "qv", "packed": "nf4"}}, {}),
+        ({"network": "TuneDecoder", "chunked": True}, {"checkpoint": "Layer"}),
+    ],
+)
+def test_a_decoder_grows_by_what_a_layer_adds(
+    sizes: dict[str, object], request_of_it: dict[str, object], tmp_path: Path
+) -> None:
+    """Seven layers from two and four, beside all seven recorded. The row that is far off has its cause on the page."""
+    pytest.importorskip("torch")
+    architecture = {"layers": 7, "hidden": 64, "heads": 4, "inner": 128, "vocabulary": 512, **sizes}
+    one = {"architecture": "tiny", "input": [2, 256], "allocated_bytes": 1, "explained": "why"}
+    document = {
+        "source": "me", "architectures": {"tiny": architecture}, "explanations": {"why": "It is tiny."},
+        "request": {"mode": "train", "loss": "none", "outputs": "dropped", "optimizer": "adamw", **request_of_it},
+        "readings": [one, {**one, "whole": True}],
+        "not_tried": [{"rows": "others", "count": 3, "why": "no time"}],
+    }  # fmt: skip
+    given, page = tmp_path / "readings.json", tmp_path / "page.md"
+    given.write_text(json.dumps(document), encoding="utf-8")
+    _compare(str(given), "--page", str(page), "--state", str(tmp_path / "state.json"))
+    kept = json.loads((tmp_path / "state.json").read_text(encoding="utf-8"))
+    (grown, low, high), (whole, *_) = (peak["allocated"] for _, _, peak in kept.values())
+    assert low <= grown <= high
+    assert abs(grown - whole) < 2048  # four tensors, rounded up to 512 bytes each
+    text = page.read_text(encoding="utf-8")
+    assert "It is tiny." in text
+    assert "| me | others | 3 | no time |" in text
+
+
 def test_a_network_that_models_does_not_have_is_named(tmp_path: Path) -> None:
     path = tmp_path / "readings.json"
     series = {"network": "Nothing", "sizes": {}, "over": "rows", "allocated_bytes": {"1": 1}}
