@@ -85,6 +85,18 @@ def test_scores_have_the_tokens_of_the_cache() -> None:
     assert static - dynamic == pytest.approx(3 * 200 * more * (HEADS * (2 + 4 + 4) + 2) + 3 * more * 256, abs=2048)
 
 
+class SlicedMask(Attention):
+    def forward(self, x: Any, mask: Any) -> Any:
+        return super().forward(x, mask[:, :, :, : x.shape[1]])
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_mask_that_is_sliced_is_the_same(cache: str) -> None:
+    """The slice has the tokens of the cache: it is a view of all of the mask."""
+    peaks = {_report(attention, cache=cache).peak.live_bytes for attention in (Attention, SlicedMask)}
+    assert len(peaks) == 1
+
+
 class Unmasked(Attention):
     masked = False
 

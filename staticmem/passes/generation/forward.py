@@ -114,9 +114,12 @@ class Forward:
     def _sized(self, op: Op) -> Op:
         """An op with the sizes that it has over what a cache gave."""
         number = self.over_keys.get(op.name, self.over_scores.get(op.name))
-        if number is None or self.updated[number].length == self.tokens:
+        if number is None:
             return op
-        length = self.updated[number].length
+        update = self.updated.get(number)  # what slices a mask may run before
+        length = update.length if update is not None else self.layers[number].tokens_for_mask(self.tokens)
+        if length == self.tokens:
+            return op
         return self.lengths.over_keys(op, length) if op.name in self.over_keys else self.lengths.over_scores(op, length)
 
     def _stack(self, modules: tuple[Frame, ...]) -> tuple[Frame, ...]:

@@ -58,13 +58,13 @@ class Lengths:
         """An op of the file, whatever its tokens, with those of the cache."""
         one, many = self._both(op)
         args = tuple([self._at(a, b, c, keys, op) for a, b, c in zip(op.args, one.args, many.args, strict=True)])
-        kwargs = {k: self._at(v, one.kwargs[k], many.kwargs[k], keys, op) for k, v in op.kwargs.items()}
+        kwargs = {k: self._at(v, one.kwargs.get(k), many.kwargs.get(k), keys, op) for k, v in op.kwargs.items()}
         return op.changed(args=args, kwargs=kwargs)
 
     def over_scores(self, op: Op, keys: int) -> Op:
         """An op over scores [.., queries, keys]: its last dimension has the tokens of the cache."""
         one, many = self._both(op)
-        if op.base == "aten::slice" and _last(op.args[1]):
+        if op.base == "aten::slice" and op.args[1:2] in ((-1,), (3,)):
             return self.over_keys(op, keys)
         position = _SIZED.get(op.base, len(op.args))
         sizes = op.args[position] if position < len(op.args) else ()
@@ -86,6 +86,8 @@ class Lengths:
         if isinstance(own, Ref) or own == one == many:
             return own
         if isinstance(own, tuple) and isinstance(one, tuple) and isinstance(many, tuple):
+            if not len(own) == len(one) == len(many):
+                raise _unlike(op)
             return tuple([self._at(a, b, c, keys, op) for a, b, c in zip(own, one, many, strict=True)])
         if type(one) is not int or type(many) is not int:
             raise _unlike(op)
@@ -97,10 +99,6 @@ class Lengths:
 
 def _last_of(sizes: Arg) -> Arg:
     return sizes[-1] if isinstance(sizes, tuple) and sizes else None
-
-
-def _last(dim: Arg) -> bool:
-    return dim in (-1, 3)
 
 
 def _unlike(op: Op) -> Exception:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from staticmem.ir.graph import Arg, Graph, Op, Ref
+from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.ir.record import record
 
 _SOFTMAX = ("aten::softmax", "aten::_softmax")
@@ -79,13 +79,13 @@ def _written(graph: Graph, at: Mapping[str, int], first: Op, softmax: Op, maker:
         scores.append(op.name)
         if op.base in ("aten::add", "aten::add_") and at[op.name] < at[softmax.name]:
             adds.append(op)
-    if last is None or softmax.name not in scores or not _refs(last.args[:2]) or last.refs()[0] not in descended:
+    if last is None or softmax.name not in scores or not _of_two(first) or not _of_two(last):
         return None
-    key, value = first.refs()[-1], last.refs()[-1]
+    key, value = first.refs()[1], last.refs()[1]
     turned = maker.get(key)
-    if turned is None or maker.get(value) is None or not _refs(first.args[:2]):
+    if last.refs()[0] not in descended or turned is None or value not in maker:
         return None
-    if _swaps_last(turned):
+    if _swaps_last(turned) and turned.refs():
         key = turned.refs()[0]
     elif turned.base == "aten::permute":
         return None
@@ -94,8 +94,9 @@ def _written(graph: Graph, at: Mapping[str, int], first: Op, softmax: Op, maker:
     return Written(first, last, frozenset((*scores, *views)), key, value, choice)
 
 
-def _refs(args: tuple[Arg, ...]) -> bool:
-    return all(isinstance(arg, Ref) for arg in args)
+def _of_two(product: Op) -> bool:
+    """Whether a product has two tensors."""
+    return len(product.args) > 1 and all(isinstance(arg, Ref) for arg in product.args[:2])
 
 
 def _swaps_last(op: Op) -> bool:
