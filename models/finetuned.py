@@ -197,9 +197,11 @@ class TuneDecoder(nn.Module):
 NETWORKS = {"TuneDecoder": TuneDecoder}
 
 
-def example(name: str, sizes: dict[str, int], shape: list[int]) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A network on the meta device in bfloat16 and training mode, and a batch of token sequences with its labels."""
+def example(name: str, sizes: dict[str, Any], shape: list[int]) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A network on the meta device in training mode, in bfloat16 or the `dtype` of its sizes, and a batch of token
+    sequences with its labels."""
+    rest = {key: value for key, value in sizes.items() if key != "dtype"}
     with torch.device("meta"):
-        network: nn.Module = NETWORKS[name](**sizes).to(torch.bfloat16)
+        network: nn.Module = NETWORKS[name](**rest).to(getattr(torch, sizes.get("dtype", "bfloat16")))
         tokens = torch.empty(shape, dtype=torch.int64)
         return network.train(), (tokens, torch.empty(shape, dtype=torch.int64))
