@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import staticmem
+from staticmem.cli.main import main
 from staticmem.errors import DimensionError, UsageError
 from staticmem.scenario.request import Request
 from staticmem.studies.study import Study
@@ -45,6 +46,14 @@ def test_sampling_that_is_not_understood(text: str) -> None:
     with pytest.raises(UsageError) as error:
         Request(mode="generate", prompt=8, new_tokens=2, sampling=text).scenario()
     assert error.value.code == "SM123"
+
+
+def test_sampling_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["analyze", str(FOLDER / "gpt2_eager.pt2"), "--mode", "generate", "--prompt", "16", "--new-tokens", "4"]
+    assert main([*asked, "--sampling", "top-k=0,top-p=0.9"]) == 0
+    assert "do_sample=True, top_k=0, top_p=0.9" in " ".join(capsys.readouterr().out.split())
+    assert main([*asked, "--sampling", "beams"]) == 2
+    assert "SM123" in capsys.readouterr().err
 
 
 def test_sampling_is_told() -> None:
