@@ -131,23 +131,26 @@ def _where(e: Eager, labels: Tensor) -> Tensor:
 # -- Liger -------------------------------------------------------------------------------------------------------
 
 
-def chunk_size(tokens: int, hidden: int, classes: int) -> int:
-    """Tokens of which Liger makes logits at once: about as many elements as the hidden states of all have."""
-    parts = -(-classes // max(hidden, 1))
+def chunk_size(tokens: int, hidden: int, classes: int, budget: int = 1) -> int:
+    """Tokens of which Liger makes logits at once: about `budget` times (`chunk_mem_const`) as many elements as the hidden
+    states of all tokens have."""
+    parts = -(-classes // max(budget * hidden, 1))
     per_part = -(-tokens // max(parts, 1))
     return max(min(1 << max(per_part - 1, 0).bit_length(), tokens), 1)
 
 
 @rule("staticmem::fused_linear_cross_entropy")
 @scoped
-def fused_linear_cross_entropy(e: Eager, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+def fused_linear_cross_entropy(
+    e: Eager, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, budget: int = 1
+) -> Tensor:
     """`LigerForCausalLMLoss`: gradients of the hidden states and of the weight are made in the forward, chunk by chunk,
     and saved in place of what they are made of. A float32 weight adds a product of its own size to its gradient, unless
     the products are those of half precision, which write into it."""
     labels = _shifted(e, labels) if labels.ndim == 2 else labels
     flat = reshape(e, hidden, (-1, hidden.shape[-1]))
     grad_enabled, e.grad_enabled = e.grad_enabled, False
-    loss, gradients = _fused_forward(e, flat, weight, bias, labels, grad_enabled)
+    loss, gradients = _fused_forward(e, flat, weight, bias, labels, grad_enabled, budget)
     e.grad_enabled = grad_enabled
 
     def backward(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -166,7 +169,7 @@ def fused_linear_cross_entropy(e: Eager, hidden: Tensor, weight: Tensor, bias: T
 
 
 def _fused_forward(
-    e: Eager, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, of_inputs: bool
+    e: Eager, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, of_inputs: bool, budget: int
 ) -> tuple[Tensor, list[Tensor | None]]:
     """`fused_linear_cross_entropy_forward`: the loss, and the gradients of hidden states, weight and bias.
 
@@ -174,7 +177,7 @@ def _fused_forward(
     """
     e.open_scope()
     tokens, classes = hidden.shape[0], weight.shape[0]
-    size = chunk_size(tokens, hidden.shape[1], classes)
+    size = chunk_size(tokens, hidden.shape[1], classes, budget)
     wanted = of_inputs and hidden.requires_grad
     of_hidden = e.empty_like(hidden, kernel="aten.zeros_like.default")
     of_weight = e.empty_like(weight, kernel="aten.zeros_like.default") if wanted and weight.requires_grad else None

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked
 
 LABELS, LOSS = "target", "loss"  # values that the pass adds
+# classes whose forward in Liger-Kernel 0.8.5 asks for another `chunk_mem_const` than 1: transformers/model/gpt_oss.py
+# (`_GPT_OSS_FLCE_CHUNK_MEM_CONST`)
+_BUDGETS = {"transformers.models.gpt_oss.modeling_gpt_oss.GptOssForCausalLM": 8}
 
 
 class Head(NamedTuple):
@@ -62,8 +65,15 @@ def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
         assert isinstance(hidden, Ref)
         op = _op(loss, arguments, _OWN)
         return _with(graph, head, [], [op], labels, (LOSS, hidden.name, *others)), ()
-    op = _op(loss, arguments, _around(head.op))
-    return _with(graph, head, [], [op], labels, (LOSS, *others)), [_of_older_releases(graph, weight)]
+    notes = [_of_older_releases(graph, weight)]
+    budget = next((_BUDGETS[frame.cls] for frame in head.op.modules if frame.cls in _BUDGETS), 1)
+    if budget != 1:
+        text = (
+            f"Liger's forward of this class has logits of {budget} times as many tokens at once as others have"
+        )
+        notes.append(Note("assumption", "SM247", text))
+    op = _op(loss, (*arguments, budget), _around(head.op))
+    return _with(graph, head, [], [op], labels, (LOSS, *others)), notes
 
 
 def _with_ctc(graph: Graph, head: Head, target_length: int | None) -> tuple[Graph, Sequence[Note]]:

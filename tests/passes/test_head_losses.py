@@ -83,6 +83,16 @@ def test_tokens_of_a_chunk(tokens: int, hidden: int, classes: int, chunk: int) -
     assert chunk_size(tokens, hidden, classes) == chunk
 
 
+def test_chunks_of_a_class_that_asks_for_more_tokens_at_once() -> None:
+    """8 x 16 hidden numbers for each of 128 tokens: 256 / 128 = 2 parts of 64 tokens."""
+    graph = language_model()
+    around = Frame("inner", "transformers.models.gpt_oss.modeling_gpt_oss.GptOssForCausalLM")
+    ops = tuple(replace(op, modules=(op.modules[0], around, op.modules[-1])) for op in graph.ops)
+    result = step("fused-linear-cross-entropy", replace(graph, ops=ops))
+    assert largest(result) == 64 * CLASSES * 4
+    assert chunk_size(ROWS * TOKENS, WIDTH, CLASSES, 8) == 64
+
+
 def test_the_fused_loss_keeps_two_gradients_and_no_logits() -> None:
     result = step("fused-linear-cross-entropy")
     trace = result.trace
