@@ -132,8 +132,8 @@ def _where(e: Eager, labels: Tensor) -> Tensor:
 
 
 def chunk_size(tokens: int, hidden: int, classes: int, budget: int = 1) -> int:
-    """Tokens of which Liger makes logits at once: about `budget` times (`chunk_mem_const`) as many elements as the hidden
-    states of all tokens have."""
+    """Tokens of which Liger makes logits at once: about `budget` (`chunk_mem_const`) times as many elements as
+    the hidden states of all tokens have."""
     parts = -(-classes // max(budget * hidden, 1))
     per_part = -(-tokens // max(parts, 1))
     return max(min(1 << max(per_part - 1, 0).bit_length(), tokens), 1)
