@@ -68,9 +68,7 @@ def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     notes = [_of_older_releases(graph, weight)]
     budget = next((_BUDGETS[frame.cls] for frame in head.op.modules if frame.cls in _BUDGETS), 1)
     if budget != 1:
-        text = (
-            f"Liger's forward of this class has logits of {budget} times as many tokens at once as others have"
-        )
+        text = f"Liger's forward of this class has logits of {budget} times as many tokens at once as others have"
         notes.append(Note("assumption", "SM247", text))
     op = _op(loss, (*arguments, budget), _around(head.op))
     return _with(graph, head, [], [op], labels, (LOSS, *others)), notes
