@@ -39,7 +39,7 @@ def meta_as_gpu() -> Iterator[None]:
     """Within it, code that asks what the meta device can do gets the answers of a CUDA device."""
     autocast = torch.amp.autocast_mode.autocast
     enter = autocast.__init__
-    enabled = torch.is_autocast_enabled
+    enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
 
     def as_cuda(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         enter(self, _STANDS_FOR if device_type == DEVICE else device_type, *args, **kwargs)
@@ -47,10 +47,14 @@ def meta_as_gpu() -> Iterator[None]:
     def is_enabled(*args: Any) -> bool:
         return bool(enabled(*[_STANDS_FOR if a == DEVICE else a for a in args]))
 
+    def dtype_of_region(device_type: str) -> torch.dtype:
+        return dtype_of(_STANDS_FOR if device_type == DEVICE else device_type)
+
     patches = (
         mock.patch.object(backend_registration, "_privateuse1_backend_name", DEVICE),
         mock.patch.object(autocast, "__init__", as_cuda),
         mock.patch.object(torch, "is_autocast_enabled", is_enabled),
+        mock.patch.object(torch, "get_autocast_dtype", dtype_of_region),
         mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
         mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
         mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _convolution_format),

@@ -19,6 +19,8 @@ from staticmem.ops import kinds_of
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    from staticmem.recording.watch import Program
+
 HALF = torch.bfloat16  # float16 has the same sizes
 _OWN = f"{written.DTYPE}float32"
 _CAST = f"{written.DTYPE}bfloat16"
@@ -39,6 +41,20 @@ def halved(data: Sequence[torch.Tensor], fake: FakeTensorMode) -> list[torch.Ten
                 dtype = HALF if tensor.is_floating_point() else tensor.dtype
                 made[key] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
     return [made[tensor.untyped_storage()._cdata] for tensor in data]
+
+
+def casts_otherwise(program: Program, targets: Sequence[str]) -> bool:
+    """Whether a cast of a program of the cast module is not that which `ops.whole_model_cast` takes it for: from the
+    type of the module to float32, from float32 back, or from integers to float32."""
+    for target, _, _, args, kwargs, *_ in program.ops:
+        if "cast" not in kinds_of(targets[target].partition(".")[0]) or not args or not isinstance(args[0], str):
+            continue
+        given = f"{written.DTYPE}{program.dtypes.get(int(args[0][1:]), '')}"
+        asked = next((a for a in (*args[1:], *kwargs.values()) if a in (_OWN, _CAST)), None)
+        of_device = targets[target] == "aten::to.dtype_layout"  # `x.to(device)`, which keeps the type
+        if asked is not None and asked != (given if of_device else _CAST if given == _OWN else _OWN):
+            return True
+    return False
 
 
 def differs(one: Mapping[str, Any], other: Mapping[str, Any], targets: Sequence[str], parents: Sequence[int]) -> bool:

@@ -108,6 +108,7 @@ class _Call:
         self.stacks: dict[Any, int] = {}
         self.targets: dict[str, int] = {}
         self.loss: Callable[[Any], torch.Tensor] | None = None
+        self.casts_otherwise = False  # of the last program (`recording.halved`)
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
 
     def document(self, examples: Sequence[Any], axes: Sequence[tracing.Axes]) -> dict[str, Any]:
@@ -138,6 +139,7 @@ class _Call:
                 return None
             finally:
                 self.guards[training] += self.env.guards[asked:]
+            self.casts_otherwise = halved.casts_otherwise(program, list(self.targets))
             return programs.row(program, *_named_mode(mode))
 
         try:
@@ -194,10 +196,11 @@ class _Call:
             return program
 
         first, parents = added(MODES[0]), [parent for parent, *_ in self.stacks]
-        if first is None or of_float32 is None or not halved.differs(of_float32, first, list(self.targets), parents):
+        if first is None or of_float32 is None:
             return
-        for mode in MODES[1:]:
-            added(mode)
+        if self.casts_otherwise or halved.differs(of_float32, first, list(self.targets), parents):
+            for mode in MODES[1:]:
+                added(mode)
 
     def _program(self, owned: Sequence[torch.Tensor], training: bool, amp: torch.dtype | None) -> Program:
         watch = Watch(self.module, owned, self.sizes)
@@ -219,6 +222,7 @@ class _Call:
                 program = self._called(watch, training, amp)
         watch.program, watch.paused = program, True
         watch.finish()
+        program.dtypes = watch.dtypes
         return program
 
     def _called(self, watch: Watch, training: bool, amp: torch.dtype | None) -> Program:

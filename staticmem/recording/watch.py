@@ -53,6 +53,7 @@ class Program:
         self.outputs: list[int] = []
         self.output_shapes: list[list[Any]] = []
         self.output_names: list[str] = []  # what they are called in what the model returns
+        self.dtypes: dict[int, str] = {}  # of values
 
     def let_go(self, values: Sequence[int]) -> None:
         """Python has just let go of these values."""

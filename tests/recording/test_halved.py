@@ -49,6 +49,14 @@ class Typed(Scored):
         return (wide * wide.mean(-1, keepdim=True)).type_as(query) * self.value(x)
 
 
+class OfWeight(Scored):
+    """The input in the type of the weight, as embeddings of images have it: no float32 is named."""
+
+    def forward(self, x: Any) -> Any:
+        x = x.to(dtype=self.query.weight.dtype)
+        return self.query(x).relu() * self.value(x)
+
+
 class Norm(torch.nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         dtype = x.dtype
@@ -73,7 +81,7 @@ def document_of(cls: Any) -> dict[str, Any]:
         return record(cls(), (torch.empty(32, WIDTH),))
 
 
-@pytest.mark.parametrize("cls", [Scored, Named, Typed, Normed])
+@pytest.mark.parametrize("cls", [Scored, Named, Typed, OfWeight, Normed])
 def test_peaks_of_a_cast_module(cls: Any) -> None:
     model = RecordedModel("<m>", document_of(cls), "pt2")
     for batch in (24, 700):
@@ -101,7 +109,10 @@ def test_all_modes_of_the_cast_module_are_there_where_more_than_casts_differs() 
     def modes(cls: Any) -> int:
         return sum(len(program["modes"]) for program in document_of(cls)["halved"])
 
-    assert {cls: modes(cls) for cls in (Scored, Named, Typed, Normed)} == {Scored: 4, Named: 4, Typed: 4, Normed: 1}
+    assert {cls: modes(cls) for cls in (Scored, Named, Typed, OfWeight)} == dict.fromkeys(
+        (Scored, Named, Typed, OfWeight), 4
+    )
+    assert modes(Normed) == 1
 
 
 class HalfAlready(Scored):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from staticmem.recording.known_answers import FIND, MASKS
+from staticmem.recording.known_answers import FIND, GENERIC, MASKS, REGION
 
 torch = pytest.importorskip("torch")
 
@@ -39,3 +39,45 @@ def test_positions_that_count_up_need_no_mask(monkeypatch: pytest.MonkeyPatch) -
     assert "aten::cumsum" in targets  # it looked
     assert "aten::masked_fill.Scalar" not in targets
     assert getattr(sys.modules[MASKS], FIND) is find
+
+
+def test_regions_without_autocast_are_regions_on_the_meta_device_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers has it: where autocast is not on, or the device is meta, the region is left out."""
+    from contextlib import nullcontext
+
+    from staticmem.recording.record import record
+
+    def maybe_autocast(device_type: str, enabled: bool = True) -> Any:
+        if device_type == "meta":
+            return nullcontext()
+        on = torch.is_autocast_enabled(device_type) or enabled
+        return torch.autocast(device_type, enabled=enabled) if on else nullcontext()
+
+    generic, user = ModuleType(GENERIC), ModuleType("transformers.models.own")
+    for module in (generic, user):
+        setattr(module, REGION, maybe_autocast)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, x: Any) -> Any:
+            half = x.to(torch.get_autocast_dtype(x.device.type)) if torch.is_autocast_enabled() else x
+            with getattr(user, REGION)(x.device.type, enabled=False):
+                return half.exp().sum() + (half @ half.T).sum()
+
+    document = record(Net(), (torch.empty(2, 4, device="meta"),))
+    modes = {tuple(mode): program["ops"] for program in document["programs"] for mode in program["modes"]}
+    assert set(modes) == {(t, amp) for t in (True, False) for amp in (None, "bfloat16")}
+    half = [document["targets"][op[0]] for op in modes[True, "bfloat16"]]
+    assert half == [
+        "aten::to.dtype",
+        "aten::exp",
+        "aten::sum",
+        "aten::numpy_T",
+        "aten::matmul",
+        "aten::sum",
+        "aten::add.Tensor",
+    ]
+    flags = [op[5] if len(op) > 5 else 0 for op in modes[True, "bfloat16"]]
+    assert flags[0] == 0  # as in most ops of the mode: under autocast
+    assert all(flags[1:])
+    assert getattr(user, REGION) is maybe_autocast
