@@ -96,7 +96,7 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
         else:
             data = pack(record(built.module, built.args, built.kwargs, built.loss, axes=built.axes))
     except StaticmemError as error:
-        raise FailedError("run", f"{error.what}: {error.why}") from error
+        raise FailedError("graph" if job["kind"] else "run", f"{error.what}: {error.why}") from error
     with open(job["file"], "wb") as file:
         file.write(data)
     return {"lines": lines}

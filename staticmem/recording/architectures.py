@@ -40,6 +40,11 @@ FAILURES: child.Failures = {
         "Check the config and the version of the package, or write a function that builds the model and its inputs: "
         "staticmem export file.py:FUNCTION -o model.pt2", "SM148",
     ),
+    "graph": Failure(
+        "the graph of the model cannot be exported", "{message}.",
+        "An analysis records the code and needs no graph: give 'staticmem analyze' this name in place of a file.",
+        "SM148",
+    ),
     "refused": Failure("{name}: a model that is not built", "{message}.", "Check the config and the options.", "SM147"),
     "config": Failure(
         "{name} is no config that the installed transformers knows", "{message}.",

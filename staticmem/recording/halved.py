@@ -33,14 +33,14 @@ def is_float32(tensors: Sequence[torch.Tensor]) -> bool:
 
 def halved(data: Sequence[torch.Tensor], fake: FakeTensorMode) -> list[torch.Tensor]:
     """Tensors in place of those that a module owns: of 16 bits where they are floating-point; one for each storage."""
-    made: dict[Any, torch.Tensor] = {}
+    halves: dict[Any, torch.Tensor] = {}
     for tensor in data:
         key = tensor.untyped_storage()._cdata
-        if key not in made:
+        if key not in halves:
             with fake:
                 dtype = HALF if tensor.is_floating_point() else tensor.dtype
-                made[key] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
-    return [made[tensor.untyped_storage()._cdata] for tensor in data]
+                halves[key] = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=tensor.device)
+    return [halves[tensor.untyped_storage()._cdata] for tensor in data]
 
 
 def casts_otherwise(program: Program, targets: Sequence[str]) -> bool:

@@ -127,6 +127,18 @@ def test_what_cannot_be_built(name: str, code: str, words: str) -> None:
     assert error.value.hint
 
 
+def test_a_graph_that_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint says what needs no graph."""
+    refused = StaticmemError("torch.export cannot export Net", "RuntimeError: a constant", "Another way")
+    monkeypatch.setattr("staticmem.recording.export.graph_file", mock.Mock(side_effect=refused))
+    built = architecture_child.Built(own_net())
+    job = {"kind": "pt2", "train": True, "file": str(tmp_path / "net.pt2")}
+    with pytest.raises(FailedError) as error:
+        architecture_child._written(job, built)
+    assert error.value.kind == "graph"
+    assert "staticmem analyze" in architectures.FAILURES["graph"].hint
+
+
 def test_a_limit_of_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architecture_child, "MOST_MODULES", 10)
     with pytest.raises(FailedError, match="more than 10 modules"), architecture_child._bounded():
