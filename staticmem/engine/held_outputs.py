@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
@@ -16,9 +17,32 @@ from staticmem.eager.trace import OPEN
 from staticmem.engine.kept_history import fill_place
 from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
+from staticmem.ir.dtypes import HALVES
+from staticmem.ops.casts import to_copy
+
+if TYPE_CHECKING:
+    from staticmem.engine.interpreter import Interpreter
 
 OUTPUTS = "outputs"  # the kind of their holds
 PREVIOUS = "outputs of the previous step"
+
+
+def in_float32(e: Eager, interpreter: Interpreter) -> list[Tensor]:
+    """The outputs of a forward, those of half precision in float32: the caller gets the copies when all are made, and
+    the model's own end.
+
+    Source: accelerate 1.15, `convert_outputs_to_fp32` (utils/operations.py), around the forward and its autocast.
+    """
+    env, owners = interpreter.env, interpreter.owners
+    names = [name for name in interpreter.graph.outputs if isinstance(env.get(name), Tensor)]
+    e.open_scope()
+    copies = {name: to_copy(e, env[name], dtypes.float32) for name in dict.fromkeys(names) if env[name].dtype in HALVES}
+    for name, copy in copies.items():
+        own, owners[name], env[name] = owners.pop(name, None), (copy, e.take(copy, "value", name)), copy
+        if own is not None:
+            e.end(*own)
+    e.close_scope()
+    return [env[name] for name in names]
 
 
 class HeldOutputs:

@@ -19,7 +19,7 @@ from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
 from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
 from staticmem.engine.attributes import call_again, keep_after, kept_now
-from staticmem.engine.held_outputs import HeldOutputs
+from staticmem.engine.held_outputs import HeldOutputs, in_float32
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.kept_history import KeptHistories, fill_place
 from staticmem.engine.notes import note_of_offloading, notes_of_selection, notes_of_step
@@ -417,6 +417,8 @@ class _Step:
         offloading = self._offload()
         outputs = self.interpreter.forward(after)
         check_output_shapes(self.graph, self.interpreter.env)
+        if self.scenario.float32_outputs and self.scenario.amp is not None:
+            outputs = in_float32(e, self.interpreter)
         if offloading is not None:
             e.saved_hooks.pop()
         if self.outputs is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from staticmem.ir.record import record
+from staticmem.scenario.step import OF_TRANSFORMERS
 
 
 @record(frozen=True, slots=True)
@@ -35,7 +36,11 @@ PRESETS: dict[str, Preset] = {
             "optimizer": Default("adamw", "training_args.py, `default_optim`: adamw_torch_fused from PyTorch 2.8 on"),
             "optimizer_impl": Default("fused", "the same"),
             "clip_grad_norm": Default(True, "training_args.py, `max_grad_norm` = 1.0"),
+            "loss": Default(
+                OF_TRANSFORMERS, "trainer.py, `compute_loss`: the model's own, from labels (loss/loss_utils.py)"
+            ),
             "outputs": Default("dropped", "trainer.py, `compute_loss` returns the loss alone"),
+            "float32_outputs": Default(True, "its accelerator prepares the model: as in `accelerate`"),
             "zero_grad": Default("first", "trainer.py: `model.zero_grad()` behind `optimizer.step()`"),
         },
     ),
@@ -43,7 +48,11 @@ PRESETS: dict[str, Preset] = {
         "accelerate 1.15",
         {
             "set_to_none": Default(True, "optimizer.py, `AcceleratedOptimizer.zero_grad`"),
-            "outputs": Default("held", "examples/nlp_example.py: `outputs = model(**batch)`"),
+            "loss": Default(
+                OF_TRANSFORMERS, "examples/nlp_example.py: `outputs.loss`, which a model of transformers has"
+            ),
+            "outputs": Default("held", "the same: `outputs = model(**batch)`"),
+            "float32_outputs": Default(True, "accelerator.py, `prepare_model`: `convert_outputs_to_fp32`"),
             "zero_grad": Default("first", "examples/nlp_example.py: `zero_grad()` behind `optimizer.step()`"),
         },
     ),

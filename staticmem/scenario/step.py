@@ -35,7 +35,8 @@ FUSED = ("sgd", "adam", "adamw", "adagrad", *BITSANDBYTES)  # have fused kernels
 OF_THE_MODEL = ("causal-lm", "fused-linear-cross-entropy")
 AFTER_THE_MODEL = ("chunked-cross-entropy", "linear-cross-entropy", "ctc")
 HEAD_LOSSES = (*OF_THE_MODEL, *AFTER_THE_MODEL)
-LOSSES = (*KINDS, "outputs", *HEAD_LOSSES)
+OF_TRANSFORMERS = "transformers"  # a study resolves it: `causal-lm` for scores of tokens, else what `auto` chooses
+LOSSES = (*KINDS, "outputs", OF_TRANSFORMERS, *HEAD_LOSSES)
 # strategies of several GPUs and how they are written
 TITLES = {
     "ddp": "DDP",
@@ -161,6 +162,11 @@ class Levers:
         choices=(HELD, DROPPED), example=DROPPED,
         details="`held`: `outputs = model(x)` has them until the next step assigns it anew. `dropped`: nothing has "
         "them once the loss is computed, as with trainers ([levers](levers.md#outputs-of-the-model))",
+    )
+    float32_outputs: bool = option(
+        False, LEVERS, "switch", "", "outputs come back from autocast in float32, as from accelerate's prepare()",
+        details="With `amp`. Scores of a large vocabulary take twice the memory then "
+        "([levers](levers.md#outputs-in-float32))",
     )
 # fmt: on
 

@@ -30,7 +30,8 @@ from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import HEAD_LOSSES, HELD, WHOLE, Scenario
+from staticmem.scenario.losses import AUTO
+from staticmem.scenario.step import HEAD_LOSSES, HELD, OF_TRANSFORMERS, WHOLE, Scenario
 from staticmem.studies.position_tables import check_positions
 from staticmem.studies.steps import Step, step_of
 from staticmem.units import format_bytes
@@ -97,7 +98,41 @@ class Study:
 
     @cached_property
     def _scenario(self) -> tuple[Scenario, list[Note]]:
+        """The scenario as asked, with the loss that its model has."""
+        scenario, notes = self._asked
+        if scenario.loss != OF_TRANSFORMERS:
+            return scenario, notes
+        loss, text = self._loss_of_transformers() if scenario.training else (AUTO, "")
+        return replace(scenario, loss=loss), [*notes, *([Note("assumption", "SM330", text)] if text else [])]
+
+    @cached_property
+    def _asked(self) -> tuple[Scenario, list[Note]]:
         return self.request.scenario()
+
+    def _loss_of_transformers(self) -> tuple[str, str]:
+        """The loss that a model of transformers computes from labels, and what the report says of it.
+
+        Source: transformers 5.23, loss/loss_utils.py: `ForCausalLMLoss`, `ForMaskedLMLoss` and `ForTokenClassification`
+        cast the scores of tokens to float32; losses of one label a sample read them as they are.
+        """
+        with self._judged():
+            bound = pipeline.bind(self.model, self.binding)
+            if bound.recorded is not None and bound.recorded.loss:
+                return AUTO, ""
+            shape = self._first_output(bound)
+        if shape is None or len(shape) != 3 or shape[-1] < 2:
+            return AUTO, ""
+        asked = "loss: transformers"
+        if self.request.compiles or self.request.parallel in ("tp", "pp"):
+            other = "--compile" if self.request.compiles else f"--parallel {self.request.parallel}"
+            return (
+                AUTO,
+                f"{asked}, without the copy of scores in float32 that its models make: not covered with {other}",
+            )
+        return (
+            "causal-lm",
+            f"{asked}: scores of tokens {list(shape)} are cast to float32 (causal-lm), but for T5's models",
+        )
 
     @property
     def binding(self) -> Binding:
@@ -111,7 +146,7 @@ class Study:
         if request.batch is None:
             assumed, notes = assumed_batch(self.model, dims)
             dims |= assumed
-        generation = self.scenario.generation
+        generation = self._asked[0].generation
         if generation is not None:
             from staticmem.studies.generation import binding_at
 
@@ -153,10 +188,18 @@ class Study:
         """Sizes of the first output of a recording, for a loss that runs the last linear layer."""
         if bound.programs is None or not self.scenario.training or self.scenario.loss not in HEAD_LOSSES:
             return None
-        recorded = bound.recorded.output_shapes if bound.recorded is not None else {}
-        if bound.outputs and bound.outputs[0] in recorded:
-            return recorded[bound.outputs[0]]
-        plain = Scenario(torch=self.scenario.torch)
+        return self._first_output(bound)
+
+    def _first_output(self, bound: Graph) -> tuple[int, ...] | None:
+        """Sizes of the first output: those of the file or recording, else of a forward."""
+        if not bound.outputs:
+            return None
+        value, recorded = bound.values.get(bound.outputs[0]), bound.recorded
+        if recorded is not None and bound.outputs[0] in recorded.output_shapes:
+            return recorded.output_shapes[bound.outputs[0]]
+        if bound.programs is None:
+            return value.shape if value is not None else None
+        plain = Scenario(torch=self._asked[0].torch)
         shapes = run_step(pipeline.for_step(bound, plain), plain).output_shapes
         return shapes[0] if shapes else None
 

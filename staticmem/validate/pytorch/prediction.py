@@ -19,7 +19,7 @@ from staticmem.errors import DimensionError, UsageError
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.scenario.request import OPTIONS, Request, request_of
-from staticmem.scenario.step import HEAD_LOSSES, TORCH_OPTIMIZERS, Scenario
+from staticmem.scenario.step import HEAD_LOSSES, OF_TRANSFORMERS, TORCH_OPTIMIZERS, Scenario
 from staticmem.studies import Study
 from staticmem.studies.device import device_of
 from staticmem.units import GIB
@@ -27,7 +27,7 @@ from staticmem.units import GIB
 # levers of a model's code, which a graph does not have, or of other packages
 _REFUSED = (
     "checkpoint", "checkpoint_segments", "parallel", "offload_optimizer", "grad_scaler", "compile", "compile_mode",
-    "compile_optimizer", "offload_activations", "inplace_abn",
+    "compile_optimizer", "offload_activations", "inplace_abn", "float32_outputs",
 )  # fmt: skip
 CODE_OPTIONS = (
     *_REFUSED,
@@ -115,7 +115,7 @@ def _check(request: Request) -> None:
                 f"Leave {flag} away; 'staticmem analyze' predicts it.",
                 code="SM226",
             )
-    if request.loss in HEAD_LOSSES:
+    if request.loss in (*HEAD_LOSSES, OF_TRANSFORMERS):
         raise UsageError(
             f"--loss {request.loss} cannot be run",
             "It is an op that ends the graph, and a run has those of PyTorch alone.",
