@@ -19,8 +19,9 @@ from staticmem.ops.experts import ALL_TO_ALL
 from staticmem.parallel import blocks, ddp, fsdp, pipeline, tensor, zero
 from staticmem.parallel.rewrite import COMMUNICATION, Rewrite, Weight
 from staticmem.passes.expert_parallel import expert_parameters
+from staticmem.scenario.losses import AUTO
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import TITLES, ExpertShare
+from staticmem.scenario.step import OF_TRANSFORMERS, RUNS_PARTS, TITLES, ExpertShare
 
 DEFAULTS = zero.ZeroConfig()
 MOST_DEVICES = 65536  # more is taken for a typing mistake
@@ -90,8 +91,8 @@ def _mixed_precision(request: Request) -> bool:
 
 def on_one_device(request: Request, worst: bool = False) -> Request:
     """The request of the step that the strategy splits: a rank computes in 16 bit where the strategy casts, the model
-    is within DDP, a pipeline's step is one micro-batch, and experts are those of one rank. `worst`: at the worst load
-    of experts."""
+    is within DDP, a pipeline's step is one micro-batch, and experts are those of one rank. Ranks that run
+    parts of a model have no loss of its own. `worst`: at the worst load of experts."""
     one = replace(request, parallel=None, devices=None, expert_parallel=None)
     if request.expert_parallel is not None and request.expert_parallel > 1:
         one = replace(one, experts=ExpertShare(request.expert_parallel, worst))
@@ -99,6 +100,8 @@ def on_one_device(request: Request, worst: bool = False) -> Request:
         one = replace(one, amp=None, dtype=request.amp)
     if request.parallel == "ddp" and request.devices != 1:
         one = replace(one, within_ddp=True)
+    if request.parallel in RUNS_PARTS and request.loss == OF_TRANSFORMERS:
+        one = replace(one, loss=AUTO)
     return replace(one, accumulate=1) if request.parallel == "pp" else one
 
 
@@ -119,7 +122,7 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
     graph = result.graph
     paths = blocks.repeated_blocks(graph, {w.name: w.numel for w in weights})
     name, ranks = strategy.name, strategy.devices
-    if not weights and name not in ("tp", "pp"):  # those say themselves what they cannot split
+    if not weights and name not in RUNS_PARTS:  # those say themselves what they cannot split
         text = f"{TITLES[name]} changes nothing: the model has no parameters, which it would share out"
         return _with_notes(result, [text])
     if name == "ddp":

@@ -48,9 +48,7 @@ PRESETS: dict[str, Preset] = {
         "accelerate 1.15",
         {
             "set_to_none": Default(True, "optimizer.py, `AcceleratedOptimizer.zero_grad`"),
-            "loss": Default(
-                OF_TRANSFORMERS, "examples/nlp_example.py: `outputs.loss`, which a model of transformers has"
-            ),
+            "loss": Default(OF_TRANSFORMERS, "examples/nlp_example.py: `loss = outputs.loss`"),
             "outputs": Default("held", "the same: `outputs = model(**batch)`"),
             "float32_outputs": Default(True, "accelerator.py, `prepare_model`: `convert_outputs_to_fp32`"),
             "zero_grad": Default("first", "examples/nlp_example.py: `zero_grad()` behind `optimizer.step()`"),

@@ -33,6 +33,7 @@ from staticmem.scenario.step import (
     MAX_LABELS,
     ON_GPU,
     OPTIMIZERS,
+    RUNS_PARTS,
     STRATEGIES,
     TORCHAO,
     WHOLE,
@@ -358,7 +359,7 @@ class Request(Levers):
                 "Use --loss ctc --target-length 50, or leave it out.",
                 code="SM130",
             )
-        if self.parallel in ("tp", "pp") and (several or loss in HEAD_LOSSES) and mode == "train":
+        if self.parallel in RUNS_PARTS and (several or loss in HEAD_LOSSES) and mode == "train":
             raise UsageError(
                 f"--loss {loss} and --parallel {self.parallel} cannot be combined",
                 "How a divided model runs this loss is not covered.",
@@ -392,7 +393,7 @@ class Request(Levers):
         sdpa = self._choice("sdpa")
         assert self.lora is None or isinstance(self.lora, str)
         lora = lora_of(self.lora) if self.lora is not None else None
-        if lora is not None and lora.dora and self.parallel in ("tp", "pp"):
+        if lora is not None and lora.dora and self.parallel in RUNS_PARTS:
             raise UsageError(
                 f"--lora dora=true and --parallel {self.parallel} cannot be combined",
                 "How the norms of divided weights are computed is not covered.",

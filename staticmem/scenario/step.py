@@ -32,11 +32,13 @@ OPTIMIZERS = (*TORCH_OPTIMIZERS, "muon", "lion", "adafactor-hf", *BITSANDBYTES, 
 FUSED = ("sgd", "adam", "adamw", "adagrad", *BITSANDBYTES)  # have fused kernels
 # losses that are the last op of the graph, which may have the last linear layer in it: the model computes it, or the
 # training loop with what the model has returned
-OF_THE_MODEL = ("causal-lm", "fused-linear-cross-entropy")
+CAUSAL_LM = "causal-lm"
+OF_THE_MODEL = (CAUSAL_LM, "fused-linear-cross-entropy")
 AFTER_THE_MODEL = ("chunked-cross-entropy", "linear-cross-entropy", "ctc")
 HEAD_LOSSES = (*OF_THE_MODEL, *AFTER_THE_MODEL)
-OF_TRANSFORMERS = "transformers"  # a study resolves it: `causal-lm` for scores of tokens, else what `auto` chooses
+OF_TRANSFORMERS = "transformers"  # a study resolves it: CAUSAL_LM for scores of tokens, else what `auto` chooses
 LOSSES = (*KINDS, "outputs", OF_TRANSFORMERS, *HEAD_LOSSES)
+RUNS_PARTS = ("tp", "pp")  # strategies whose ranks run parts of layers, or some of the layers
 # strategies of several GPUs and how they are written
 TITLES = {
     "ddp": "DDP",

@@ -15,7 +15,7 @@ from staticmem.report.sizing import ACCUMULATE, SCHEMA, CardRow, Count, Lever, P
 from staticmem.report.sweep import TRAINING
 from staticmem.report.verdict import step_name
 from staticmem.scenario.request import as_flags
-from staticmem.scenario.step import WHOLE
+from staticmem.scenario.step import RUNS_PARTS, WHOLE
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.checkpoints import repeated_blocks
@@ -29,7 +29,7 @@ from staticmem.version import __version__
 POINTS = 9  # of a curve
 FEW = 8  # cards: up to so many get replays of their own and exact batches; of more, those of an architecture share them
 GLOBAL_STRATEGIES = ("ddp", ACCUMULATE, "zero2", "zero3", "fsdp")  # those that share out samples
-DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", "tp", "pp")  # DDP needs what one device needs, and buckets
+DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", *RUNS_PARTS)  # DDP needs what one device needs, and buckets
 
 NOT_INCLUDED = (
     "other processes on the GPU, a desktop, and what a data loader or metrics keep there",
@@ -288,7 +288,7 @@ def _strategies(study: Study) -> tuple[str, ...]:
     """Those that can make the need of a device smaller; none where the step is that of a rank already."""
     if study.request.parallel is not None or study.request.compile:
         return ()
-    return DEFAULT_STRATEGIES if study.scenario.training else ("fsdp", "tp", "pp")
+    return DEFAULT_STRATEGIES if study.scenario.training else ("fsdp", *RUNS_PARTS)
 
 
 def _around(batch: int, low: int, most: int) -> list[int]:

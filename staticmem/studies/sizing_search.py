@@ -13,6 +13,7 @@ from staticmem.ir.model_file import ModelFile, SymbolRange, describe_inputs
 from staticmem.report.model import MOST_BATCH
 from staticmem.report.sizing import ACCUMULATE, Count
 from staticmem.scenario.request import GENERATE
+from staticmem.scenario.step import RUNS_PARTS
 from staticmem.studies import Request, Study
 from staticmem.studies.bench import Bench
 from staticmem.units import format_bytes
@@ -280,7 +281,7 @@ def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> Found |
     def short(devices: int) -> str:
         return f"{format_bytes(bench.live(ask(devices)))} of tensors on each of {devices}"
 
-    if strategy in ("tp", "pp"):  # the model says how far these can go
+    if strategy in RUNS_PARTS:  # the model says how far these can go
         why = ""
         for devices in DEVICES:
             try:

