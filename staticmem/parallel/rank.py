@@ -19,6 +19,7 @@ from staticmem.ops.experts import ALL_TO_ALL
 from staticmem.parallel import blocks, ddp, fsdp, pipeline, tensor, zero
 from staticmem.parallel.rewrite import COMMUNICATION, Rewrite, Weight
 from staticmem.passes.expert_parallel import expert_parameters
+from staticmem.scenario.adapters import in_type_of_layers, lora_text
 from staticmem.scenario.losses import AUTO
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import OF_TRANSFORMERS, RUNS_PARTS, TITLES, ExpertShare
@@ -96,8 +97,12 @@ def on_one_device(request: Request, worst: bool = False) -> Request:
     one = replace(request, parallel=None, devices=None, expert_parallel=None)
     if request.expert_parallel is not None and request.expert_parallel > 1:
         one = replace(one, experts=ExpertShare(request.expert_parallel, worst))
-    if _mixed_precision(request) and request.amp is not None and request.amp.lower() != "none":
-        one = replace(one, amp=None, dtype=request.amp)
+    if _mixed_precision(request):
+        if request.amp is not None and request.amp.lower() != "none":
+            one = replace(one, amp=None, dtype=request.amp)
+        if one.lora is not None:  # parameters of all types are cast: by the policy of FSDP2 when they are gathered, by
+            # `module.bfloat16()` of DeepSpeed's runtime/engine.py (`_configure_distributed_model`) at the start
+            one = replace(one, lora=in_type_of_layers(lora_text(one.lora)))
     if request.parallel == "ddp" and request.devices != 1:
         one = replace(one, within_ddp=True)
     if request.parallel in RUNS_PARTS and request.loss == OF_TRANSFORMERS:

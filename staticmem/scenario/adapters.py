@@ -117,6 +117,11 @@ def lora_text(value: str | Mapping[str, Any]) -> str:
     return text
 
 
+def in_type_of_layers(text: str) -> str:
+    """The same adapters in the type of their layers, whatever type they were asked for in."""
+    return ",".join([*(part for part in _NEXT_KEY.split(text) if part.split("=")[0].strip() != "dtype"), f"dtype={BASE}"])
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, list | tuple | set | frozenset):
         return "+".join(map(str, value))
