@@ -119,7 +119,8 @@ def lora_text(value: str | Mapping[str, Any]) -> str:
 
 def in_type_of_layers(text: str) -> str:
     """The same adapters in the type of their layers, whatever type they were asked for in."""
-    return ",".join([*(part for part in _NEXT_KEY.split(text) if part.split("=")[0].strip() != "dtype"), f"dtype={BASE}"])
+    others = [part for part in _NEXT_KEY.split(text) if part.partition("=")[0].strip() != "dtype"]
+    return ",".join([*others, f"dtype={BASE}"])
 
 
 def _shown(value: Any) -> str:
