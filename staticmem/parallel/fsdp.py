@@ -21,7 +21,7 @@ b5bcd76, which also divides no gradients (`set_gradient_divide_factor(1.0)`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from typing import TypeAlias
@@ -35,14 +35,19 @@ from staticmem.parallel.rewrite import BEFORE, END_OF_PHASE, Piece, Position, Re
 
 @dataclass(frozen=True)
 class Precision:
-    """`MixedPrecisionPolicy`: compute is the type of gathered parameters; shards and their state are in `shard`."""
+    """`MixedPrecisionPolicy`: `compute` is the type of gathered parameters, `reduce` that in which gradients are
+    summed. Shards have the types that parameters had before, by name in `shards`; their gradients and state have these
+    too (`orig_dtype` of _fsdp_param.py)."""
 
     compute: DType | None = None  # None: as the parameter is
-    shard: DType | None = None
+    shards: Mapping[str, DType] = field(default_factory=dict)
     reduce: DType | None = None
 
+    def of_shards(self, weight: Weight, otherwise: DType) -> DType:
+        return self.shards.get(weight.name, otherwise)
 
-MIXED = float32  # shards, state and reduction under mixed precision
+
+REDUCE = float32  # under mixed precision: `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torch.float32)`
 
 
 @dataclass(frozen=True)
@@ -161,12 +166,13 @@ class _Fsdp:
         nbytes, holder = dtype.nbytes(numel * group.ranks), f"the reduce-scatter of {group.label}"
         joined = self._joined(group, grads, at) if group.dim and group.ranks > 1 else []
         self.reducing.append(self.r.add("reduce-scatter", nbytes, dtype, at, "FSDP reduce-scatter", holder))
-        for piece in joined or [gradient for _, gradient in grads]:
+        *others, last = [gradient for _, gradient in grads]
+        for piece in joined or others:
             piece.died = None
             self.r.end(piece, at)
         first = group.name not in self.reduced
         self.reduced.add(group.name)
-        kept = self.precision.shard or dtype
+        kept = self.precision.of_shards(grads[0][0], dtype)
         output = self._sharded_gradients(group, numel, dtype, at, "FSDP reduce-scatter output")
         if group.ranks == 1:  # copied, divided by 1
             divided = self.r.add("reduce-scatter", nbytes, dtype, at, "aten.div.Tensor", holder)
@@ -175,15 +181,14 @@ class _Fsdp:
             cast_from = output
             output = self._sharded_gradients(group, numel, kept, at, "FSDP cast of gradients")
             self.r.end(cast_from, at)
-        if joined:
-            grads[-1][1].died = None
-            self.r.end(grads[-1][1], at)
+        last.died = None  # the variable of a loop of `foreach_reduce` has it until the function returns
+        self.r.end(last, at)
         if not first:  # added to the gradients of the micro-batches before
             self.r.end(output, at)
 
     def _joined(self, group: _Group, grads: list[tuple[Weight, Piece]], at: Position) -> list[Piece]:
-        """Gradients whose parts along `dim` are put behind each other: a copy of each. Variables hold a gradient until
-        the next one is copied, the last one until the function returns."""
+        """Gradients whose parts along `dim` are put behind each other: a copy of each. A variable holds each
+        until the next one is copied."""
         copies: list[Piece] = []
         holder = f"the reduce-scatter of {group.label}: parts of a gradient"
         for index, (weight, gradient) in enumerate(grads):
@@ -199,7 +204,7 @@ class _Fsdp:
         old = [(w, g) for w in group.weights for g in w.gradients if g.born[0] < self.r.first]
         if not old:
             return
-        dtype = self.precision.shard or old[0][1].dtype
+        dtype = self.precision.of_shards(old[0][0], old[0][1].dtype)
         numel = sum(group.shards[id(w)] for w, _ in old)
         output = self._sharded_gradients(group, numel, dtype, self.r.setup, "FSDP reduce-scatter output")
         ends = [g.died for _, g in old]
@@ -349,8 +354,7 @@ def _shard(rewrite: Rewrite, weight: Weight, numel: int, precision: Precision) -
     """Storage, state and optimizer temporaries of one rank."""
 
     def kept(piece: Piece) -> DType:
-        floating = piece.dtype.is_floating_point and piece.dtype is precision.compute
-        return precision.shard if floating and precision.shard is not None else piece.dtype
+        return precision.of_shards(weight, piece.dtype) if piece.dtype is precision.compute else piece.dtype
 
     share = numel / max(weight.numel, 1)
     for piece in (weight.storage, *weight.states, *weight.temporaries):

@@ -12,14 +12,15 @@ from math import prod
 
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
+from staticmem.ir import dtypes
 from staticmem.ir.dtypes import HALVES, DType
-from staticmem.ir.graph import Note, Region
+from staticmem.ir.graph import Graph, Note, Region
 from staticmem.liveness import liveness
 from staticmem.ops.experts import ALL_TO_ALL
 from staticmem.parallel import blocks, ddp, fsdp, pipeline, tensor, zero
 from staticmem.parallel.rewrite import COMMUNICATION, Rewrite, Weight
 from staticmem.passes.expert_parallel import expert_parameters
-from staticmem.scenario.adapters import in_type_of_layers, lora_text
+from staticmem.scenario.adapters import in_type_of_layers, lora_of, lora_text
 from staticmem.scenario.losses import AUTO
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import OF_TRANSFORMERS, RUNS_PARTS, TITLES, ExpertShare
@@ -28,6 +29,7 @@ DEFAULTS = zero.ZeroConfig()
 MOST_DEVICES = 65536  # more is taken for a typing mistake
 MIXED_BY_ITSELF = ("zero1", "zero2", "zero3", "fsdp")  # strategies with mixed precision of their own
 
+ADAPTER = ".lora_"  # in the names of what PEFT trains: `adapter_layer_names` of peft/tuners/lora/layer.py
 _STREAMS = (
     "buffers of collectives are replayed in the allocator's pool of the compute stream; PyTorch keeps a pool for each "
     "stream, so reserved memory can be higher by what they take"
@@ -38,10 +40,11 @@ _STREAMS = (
 class Strategy:
     """One of `scenario.parallel.STRATEGIES` over `devices` ranks.
 
-    `mixed` says that the step was run in 16-bit precision by the strategy's own mixed precision (FSDP2's
-    MixedPrecisionPolicy, DeepSpeed's bf16 or fp16): shards and optimizer state are in float32. `micro_batches` is for
-    pipelines; None: as many as keep every stage busy. `expert_ranks` share the experts of each layer, of which the step
-    that is split has the share of one.
+    `mixed` says that the step was run in 16-bit precision by the strategy's own mixed precision. DeepSpeed's bf16 or
+    fp16 has master weights and optimizer state in float32. FSDP2's MixedPrecisionPolicy leaves shards and their state
+    in the types that the model has: `model` is the type that it was cast to as a whole, `adapters` that of adapters
+    beside its layers (None: as the file has it). `micro_batches` is for pipelines; None: as many as keep every stage
+    busy. `expert_ranks` share the experts of each layer, of which the step that is split has the share of one.
     """
 
     name: str
@@ -51,6 +54,8 @@ class Strategy:
     bucket_view: bool = False
     expert_ranks: int = 1
     zero: zero.ZeroConfig = DEFAULTS
+    model: DType | None = None
+    adapters: DType | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.devices <= MOST_DEVICES:
@@ -78,7 +83,11 @@ def strategy_of(request: Request) -> Strategy:
         )
     micro_batches = request.accumulate if request.accumulate > 1 else None
     mixed, experts = _mixed_precision(request), request.expert_parallel or 1
-    return Strategy(request.parallel, request.devices, mixed, micro_batches, expert_ranks=experts)
+    adapters = lora_of(lora_text(request.lora)).fixed_dtype if request.lora is not None else None
+    return Strategy(
+        request.parallel, request.devices, mixed, micro_batches, expert_ranks=experts,
+        model=dtypes.parse(request.dtype) if request.dtype is not None else None, adapters=adapters,
+    )  # fmt: skip
 
 
 def _mixed_precision(request: Request) -> bool:
@@ -143,9 +152,11 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
         groups = blocks.blocks_of_ops(graph, paths)
         _check_regions(regions, paths, groups)
         compute = _compute(result) if strategy.mixed else None
-        precision = fsdp.Precision(compute, fsdp.MIXED, fsdp.MIXED) if compute is not None else fsdp.Precision()
+        precision = fsdp.Precision()
         if compute is not None:
-            declared = {b.fqn: b.value for b in graph.buffers} | {value.name: value for value in graph.inputs}
+            precision = fsdp.Precision(compute, _types_before(graph, strategy), fsdp.REDUCE)
+            buffers = {} if strategy.model in HALVES else {b.fqn: b.value for b in graph.buffers}
+            declared = buffers | {value.name: value for value in graph.inputs}
             fsdp.keep_types(rewrite, declared, compute)
         runs = blocks.runs(result.trace, groups)
         experts = None
@@ -161,6 +172,17 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
     else:
         return _largest_stage(result, paths, strategy, training)
     return _with_notes(replace(result, trace=rewrite.build()), notes)
+
+
+def _types_before(graph: Graph, strategy: Strategy) -> dict[str, DType]:
+    """The types of floating-point parameters before FSDP2's policy casts them, by name."""
+    types = {}
+    for parameter in graph.parameters:
+        dtype = parameter.value.dtype
+        if dtype.is_floating_point:
+            own = strategy.adapters if ADAPTER in parameter.fqn else None
+            types[parameter.fqn] = own or strategy.model or dtype
+    return types
 
 
 def _units(paths: tuple[str, ...], regions: Sequence[Region]) -> tuple[str, ...]:

@@ -99,10 +99,10 @@ def shard(model: nn.Module, ranks: int, mixed: bool) -> None:
 
 def peak(
     strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2, outputs: str = "dropped",
-    accumulate: int = 1, set_to_none: bool = True, frozen: bool = False,
+    accumulate: int = 1, set_to_none: bool = True, frozen: bool = False, half: bool = False,
 ) -> int:  # fmt: skip
     """The peak of the third step of AdamW on rank 0. Each of the micro-batches reduces its gradients. `frozen`: only
-    the norms are trained."""
+    the norms are trained; `half`: the model is in bfloat16 before it is divided."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     ddp = strategy == "ddp"
@@ -111,16 +111,16 @@ def peak(
         warnings.simplefilter("ignore")
         dist.init_process_group(backend, store=store, rank=0, world_size=1 if ddp else ranks)
         try:
-            return _step_peak(strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none, frozen)
+            return _step_peak(strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none, frozen, half)
         finally:
             dist.destroy_process_group()
 
 
 def _step_peak(
     strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, outputs: str, accumulate: int, set_to_none: bool,
-    frozen: bool,
+    frozen: bool, half: bool,
 ) -> int:  # fmt: skip
-    model: nn.Module = Net().train()
+    model: nn.Module = Net().train().to(torch.bfloat16 if half else torch.float32)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not frozen or "norm" in name)
     live = Live()

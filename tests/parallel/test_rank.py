@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from staticmem.errors import UsageError
+from staticmem.ir.dtypes import bfloat16, float32
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.parallel.ddp import assign_buckets
 from staticmem.parallel.pipeline import apply, in_flight, stages_of_ops
@@ -47,7 +48,8 @@ MEASURED = [
     ("fsdp", 4, {"accumulate": 2, "mixed": True, "set_to_none": False}, 1723392, 512),
     ("ddp", 2, {"accumulate": 2}, 5594624, 0), ("ddp", 2, {"set_to_none": False}, 5594624, 0),
     ("fsdp", 4, {"frozen": True}, 1494528, 0), ("fsdp", 2, {"frozen": True, "batch": 16}, 5227520, 0),
-    ("fsdp", 4, {"frozen": True, "mixed": True}, 874496, 0),
+    ("fsdp", 4, {"frozen": True, "mixed": True}, 874496, 0), ("fsdp", 4, {"half": True}, 1092096, 0),
+    ("fsdp", 4, {"half": True, "mixed": True}, 1269760, 512),
 ]  # fmt: skip
 
 
@@ -57,8 +59,10 @@ def test_peaks_are_those_of_pytorch(name: str, ranks: int, words: dict[str, Any]
     asked = {"optimizer_impl": "fused" if fused else "foreach", "batch": words.get("batch", 2)}
     asked |= {"outputs": "dropped"} | {k: words[k] for k in ("outputs", "accumulate", "set_to_none") if k in words}
     frozen = "^(?!.*norm)" if words.get("frozen") else None
-    one = study(**asked, dtype="bf16" if mixed else None, freeze=frozen)
-    made = one.result if name == "none" else on_rank(one.result, Strategy(name, ranks, mixed))
+    half = words.get("half", False)
+    one = study(**asked, dtype="bf16" if mixed or half else None, freeze=frozen)
+    strategy = Strategy(name, ranks, mixed, model=bfloat16 if half else None)
+    made = one.result if name == "none" else on_rank(one.result, strategy)
     assert measured - liveness(made.trace).peak_bytes == missing
 
 
@@ -77,6 +81,30 @@ def test_the_export_is_of_that_model(tmp_path: Path) -> None:
     export(tmp_path / "made.pt2")
     again, kept = study(tmp_path / "made.pt2"), study()
     assert again.lifetimes.live == kept.lifetimes.live
+
+
+# Adapters of PEFT 0.21.2 (rank 8 beside `up` and `down`) in the same blocks, measured as above: `fully_shard` on each
+# block and on the model below PEFT's. A model in bfloat16 has adapters in float32; under mixed precision both are
+# gathered in bfloat16, and shards stay as they were.
+ADAPTERS: list[tuple[int, dict[str, Any], int]] = [
+    (2, {}, 1859584), (4, {}, 1580032), (4, {"batch": 16}, 6127616), (3, {"optimizer_impl": "fused"}, 1704448),
+    (4, {"dtype": "bf16"}, 854528), (4, {"amp": "bf16"}, 943616), (4, {"dtype": "bf16", "amp": "bf16"}, 830976),
+    (2, {"dtype": "bf16", "amp": "bf16", "batch": 8}, 1939456),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "words", "measured"), ADAPTERS)
+def test_adapters_are_divided_as_pytorch_divides_them(ranks: int, words: dict[str, Any], measured: int) -> None:
+    one = study(lora="r=8,targets=up+down", parallel="fsdp", devices=ranks, **words)
+    assert one.lifetimes.peak_bytes == measured
+
+
+def test_deepspeed_casts_adapters_with_the_model() -> None:
+    """`module.bfloat16()` (runtime/engine.py): buckets and the flat parameters are in 16 bit, master weights not."""
+    one = study(lora="r=8,targets=up+down", parallel="zero2", devices=2, dtype="bf16")
+    buffers = {b.name: b for b in one.result.trace.buffers if b.category in ("parameter", "optimizer_state")}
+    assert buffers["parameters, flat"].dtype is bfloat16
+    assert buffers["master weights"].dtype is float32
 
 
 # -- FSDP2 over compiled blocks ----------------------------------------------------------------------------------
@@ -124,8 +152,6 @@ def test_a_compiled_module_around_units_is_refused() -> None:
 
 
 def test_a_bucket_is_closed_by_the_gradient_that_fills_it() -> None:
-    from staticmem.ir.dtypes import bfloat16, float32
-
     mib = 1 << 20
     sizes = [(mib // 2, float32)] * 3 + [(30 * mib, float32), (10 * mib, bfloat16), (mib, float32)]
     found = assign_buckets(sizes)
