@@ -166,8 +166,10 @@ class _Fsdp:
         nbytes, holder = dtype.nbytes(numel * group.ranks), f"the reduce-scatter of {group.label}"
         joined = self._joined(group, grads, at) if group.dim and group.ranks > 1 else []
         self.reducing.append(self.r.add("reduce-scatter", nbytes, dtype, at, "FSDP reduce-scatter", holder))
-        *others, last = [gradient for _, gradient in grads]
-        for piece in joined or others:
+        gradients = [gradient for _, gradient in grads]
+        # the variable of a loop over gradients, which a group of one rank does not run, has the last one to the end
+        last = gradients.pop() if group.ranks > 1 else None
+        for piece in joined or gradients:
             piece.died = None
             self.r.end(piece, at)
         first = group.name not in self.reduced
@@ -181,8 +183,9 @@ class _Fsdp:
             cast_from = output
             output = self._sharded_gradients(group, numel, kept, at, "FSDP cast of gradients")
             self.r.end(cast_from, at)
-        last.died = None  # the variable of a loop of `foreach_reduce` has it until the function returns
-        self.r.end(last, at)
+        if last is not None:
+            last.died = None
+            self.r.end(last, at)
         if not first:  # added to the gradients of the micro-batches before
             self.r.end(output, at)
 
