@@ -82,15 +82,15 @@ def expert_parameters(graph: Graph) -> Mapping[str, Parameter]:
     """The weights of routed experts, by name: those of three dimensions that products of groups read."""
     owned = {p.value.name: p for p in graph.parameters}
     source = _sources(graph, set(owned))
-    found: dict[str, Parameter] = {}
+    weights: dict[str, Parameter] = {}
     for op in graph.ops:
         if op.base not in _PRODUCTS:
             continue
         weight = op.args[1]
         parameter = owned.get(source.get(weight.name, "")) if isinstance(weight, Ref) else None
         if parameter is not None and len(parameter.value.shape or ()) == 3:
-            found[parameter.fqn] = parameter
-    return found
+            weights[parameter.fqn] = parameter
+    return weights
 
 
 def _sources(graph: Graph, owned: set[str]) -> dict[str, str]:
@@ -150,10 +150,10 @@ def _gather(graph: Graph, maker: Mapping[str, int], product: int) -> int:
     at = product
     while True:
         arg = graph.ops[at].args[0]
-        made = maker.get(arg.name, -1) if isinstance(arg, Ref) else -1
-        if made < 0 or not _is_same(graph.ops[made]):
-            return made
-        at = made
+        index = maker.get(arg.name, -1) if isinstance(arg, Ref) else -1
+        if index < 0 or not _is_same(graph.ops[index]):
+            return index
+        at = index
 
 
 def _walk(graph: Graph, name: str, start: int) -> list[int]:
@@ -184,16 +184,16 @@ def _layer(graph: Graph, maker: Mapping[str, int], gather: int, inside: list[int
         inside.append(last)
     products = [i for i in inside if ops[i].base in _PRODUCTS]
     offsets = {_offsets(ops[i]) for i in products}
-    made = maker.get(next(iter(offsets)), -1) if len(offsets) == 1 else -1
-    if made < 0 or ops[made].base != "aten::cumsum" or not isinstance(ops[made].args[0], Ref):
+    index = maker.get(next(iter(offsets)), -1) if len(offsets) == 1 else -1
+    if index < 0 or ops[index].base != "aten::cumsum" or not isinstance(ops[index].args[0], Ref):
         raise _unknown(ops[products[0]], "whose offsets are not the running sum of counts")
     _check_rows(graph, inside, rows, offsets)
     choices = _choices(graph, maker, ops[gather])
     if choices is None:
         raise _unknown(ops[products[0]], "whose tokens are not chosen by topk")
-    counts = ops[made].args[0]
+    counts = ops[index].args[0]
     assert isinstance(counts, Ref)
-    return _Layer(rows, counts.name, gather, made, tuple(inside), choices)
+    return _Layer(rows, counts.name, gather, index, tuple(inside), choices)
 
 
 def _unknown(op: Op, what: str) -> UsageError:
@@ -214,12 +214,12 @@ def _offsets(product: Op) -> str:
 def _check_rows(graph: Graph, inside: Sequence[int], rows: str, offsets: set[str]) -> None:
     """What experts read besides rows has to be weights: other tensors by row would have to move with the rows."""
     owned = {p.value.name for p in (*graph.parameters, *graph.buffers)}
-    known = {rows, *offsets, *_sources(graph, owned)}
+    readable = {rows, *offsets, *_sources(graph, owned)}
     for index in inside:
         op = graph.ops[index]
-        if any(name not in known for name in op.refs()):
+        if any(name not in readable for name in op.refs()):
             raise _unknown(op, "that read other tensors by row, such as biases of experts")
-        known.update(op.outputs)
+        readable.update(op.outputs)
 
 
 def _choices(graph: Graph, maker: Mapping[str, int], gather: Op) -> int | None:
@@ -229,11 +229,11 @@ def _choices(graph: Graph, maker: Mapping[str, int], gather: Op) -> int | None:
     seen: set[str] = set()
     while names:
         name = names.pop()
-        made = maker.get(name, -1)
-        if name in seen or made < 0:
+        index = maker.get(name, -1)
+        if name in seen or index < 0:
             continue
         seen.add(name)
-        op = graph.ops[made]
+        op = graph.ops[index]
         if op.base == "aten::topk":
             given = op.args[1] if len(op.args) > 1 else op.kwargs.get("k")
             return given if isinstance(given, int) else None
