@@ -49,7 +49,7 @@ FAMILIES = (
     "arithmetic views linear convolution normalization activations pooling softmax reduction loss factories casts "
     "attention joining indexing comparison unary binary scattering rearranging sorting recurrent resample einsum "
     "quantized distances fourier detection encoder_layer own_backward head_losses ctc bitsandbytes torchao generation "
-    "inplace_abn experts"
+    "inplace_abn experts solvers"
 ).split()
 # Numbers that the engine and passes compute themselves
 _SYMBOLIC = ("operator::", "torch::sym_", "aten::sym_size", "aten::sym_numel", "aten::sym_stride")

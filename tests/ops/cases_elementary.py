@@ -42,6 +42,11 @@ def _elementary() -> list[Case]:
     cases += [call("aten::_is_all_true", b(4)), call("aten::_is_any_true", b(4))]
     cases += [call("aten::isin.Tensor_Tensor", i(4), i(3))]
     cases += [call("aten::addbmm", f(4, 3), f(2, 4, 5), f(2, 5, 3))]
+    for factor, side in ((f(4, 4), f(4, 3)), (f(2, 4, 4), f(2, 4, 3)), (f(2, 6, 4, 4), f(2, 6, 4, 5).transposed)):
+        cases += [call("aten::linalg_solve_triangular", factor, side, upper=upper) for upper in (False, True)]
+    cases += [
+        call("aten::linalg_solve_triangular", f(2, 4, 4), f(2, 3, 4), upper=False, left=False, unitriangular=True)
+    ]
     cases += [call("aten::addbmm", f(4, 3), f(2, 4, 5), f(2, 5, 3), beta=0.5, alpha=2)]
     return cases
 
