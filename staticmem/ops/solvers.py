@@ -32,11 +32,11 @@ def _solved(e: Eager, a: Tensor, b: Tensor) -> Tensor:
 def linalg_solve_triangular(
     e: Eager,
     self: Tensor,
-    B: Tensor,
+    B: Tensor,  # noqa: N803
     *,
     upper: bool,
     left: bool = True,
-    unitriangular: bool = False,  # noqa: N803
+    unitriangular: bool = False,
 ) -> Tensor:
     """Saves A and the result; backward solves for the gradient of B, which that of A is a product with: it is negated,
     and its triangle copied."""
