@@ -3,10 +3,14 @@
 The ops of `forward` run without a history and are recorded as such. The call itself is an op of its own,
 `staticmem::function`, which gives its results the history: a node that saves what `ctx.save_for_backward` was given and
 runs the recorded `backward`.
+
+An op of `torch.library` with `register_autograd` is such a function too, which PyTorch makes and calls while the op
+runs: there the op is written down first, and the call when it has returned (`Watch.after_op`).
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,17 +24,16 @@ from staticmem.recording import gpu
 if TYPE_CHECKING:
     from staticmem.recording.watch import Program, Watch
 
+OF_LIBRARY = "torch._library.autograd"  # the module of the functions that PyTorch makes for `register_autograd`
+
 
 def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs `apply` of a class and writes down the call, where its results have a history."""
-    saved: list[int] = []
-    alive: list[torch.Tensor] = []  # until the node has them, `ctx` does
+    saved: list[tuple[list[Any], torch.Tensor]] = []  # what stands for a tensor, which lives until the node has it
 
     def pack(tensor: torch.Tensor) -> Any:
-        packed = watch.pack(tensor)
-        saved.append(packed[0])
-        alive.append(tensor)
-        return packed
+        saved.append((list(watch.pack(tensor)), tensor))
+        return saved[-1][0]
 
     pack.of_recorder = True  # type: ignore[attr-defined]  # `recording.patched` tells it from hooks of the code
     inputs = [watch.value(a) if _on_gpu(a) else -1 for a in args]
@@ -40,6 +43,20 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
     ctx = next((t.grad_fn for t in results if _on_gpu(t) and isinstance(t.grad_fn, BackwardCFunction)), None)
     if ctx is None or watch.paused:
         return result
+    if cls.__module__ == OF_LIBRARY:
+        watch.after_op = partial(_write, watch, cls, ctx, inputs, results, saved)
+    else:
+        _write(watch, cls, ctx, inputs, results, saved)
+    return result
+
+
+def _write(
+    watch: Watch, cls: Any, ctx: Any, inputs: list[int], results: Any, saved: list[tuple[list[Any], torch.Tensor]]
+) -> None:
+    """Writes down a call that has returned."""
+    for packed, tensor in saved:
+        if packed[0] is None:  # a result of the op that has just been written
+            packed[0] = watch.value(tensor)
     numbers = [watch.value(t) if _on_gpu(t) else -1 for t in results]
     kept = tree_leaves(list(vars(ctx).values()))  # a tuple of tensors too: `ctx.tensors = (A, B)` of bitsandbytes
     attributes = list(dict.fromkeys(watch.value(t) for t in kept if _on_gpu(t)))
@@ -52,7 +69,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
             "name": f"{cls.__module__}.{cls.__qualname__}",
             "inputs": inputs,
             "results": numbers,
-            "saved": saved,
+            "saved": [packed[0] for packed, _ in saved],
             "attributes": attributes,
             "grads": grads,
             "gradients": gradients,
@@ -62,8 +79,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
     refs = [f"{written.REF}{v}" for v in (*inputs, *numbers) if v >= 0]
     named = [watch.name(t) if _on_gpu(t) else -1 for t in results]
     watch.write(written.FUNCTION, [len(outer.functions) - 1, refs], {}, named, 0)
-    alive.clear()
-    return result
+    saved.clear()
 
 
 def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> tuple[list[int], list[int] | None]:

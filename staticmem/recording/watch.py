@@ -85,6 +85,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.owned: set[int] = set()  # storages that live through the step
         self.stack = -1
         self.paused = self.in_backward = self.iterates = False
+        self.after_op: Callable[[], None] | None = None  # what is written when the op that runs has been
         self._running: list[tuple[torch.nn.Module, str, int, list[int], int]] = []
         self._calls: dict[str, int] = {}
         self._paths: dict[int, dict[int, str]] = {}
@@ -188,6 +189,10 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         results = result if isinstance(result, (list, tuple)) else (result,)
         if any(_is_on_gpu(t) for t in tree_leaves(results)):
             self.add(target, args, kwargs, results, half)
+        if self.after_op is not None:
+            write, self.after_op = self.after_op, None
+            with self:
+                write()
         return result
 
     def run(self, target: str, func: Any, args: Any, kwargs: Any) -> Any:
@@ -225,7 +230,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                 self.leaf(tensor)
         given = [self.arg(a) for a in args]
         named = {k: self.arg(v) for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory", "generator")}
-        flags = _FLAGS[half] | (0 if torch.is_grad_enabled() else written.NO_GRAD)
+        has_history = torch.is_grad_enabled() and self.after_op is None
+        flags = _FLAGS[half] | (0 if has_history else written.NO_GRAD)
         listed = len(results) == 1 and isinstance(results[0], (list, tuple))
         flat = list(results[0] if listed else results)
         outputs = [self.name(t) if isinstance(t, torch.Tensor) else -1 for t in flat]

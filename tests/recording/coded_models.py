@@ -41,6 +41,30 @@ class Mask(torch.autograd.Function):  # type: ignore[misc]
         return grad * ctx.mask, None
 
 
+@torch.library.custom_op("staticmem_tests::squashed", mutates_args=())
+def squashed(x: torch.Tensor, scale: float) -> torch.Tensor:
+    """An op of a library, whose backward reads its result."""
+    return torch.tanh(x) * scale
+
+
+@squashed.register_fake
+def _(x: torch.Tensor, scale: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _squashed_context(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(output)
+    ctx.scale = inputs[1]
+
+
+def _squashed_backward(ctx: Any, grad: Any) -> Any:
+    (output,) = ctx.saved_tensors
+    return grad * (ctx.scale - output * output / ctx.scale), None
+
+
+squashed.register_autograd(_squashed_backward, setup_context=_squashed_context)
+
+
 class Again(torch.autograd.Function):  # type: ignore[misc]
     """Computes again in its backward, and runs autograd there."""
 
@@ -105,6 +129,13 @@ class Coded(nn.Module):  # type: ignore[misc]
 class Custom(Coded):
     def middle(self, x: Any) -> Any:
         return Mask.apply(Swish.apply(self.inner(Swish.apply(x))), 0.5)
+
+
+class OfLibrary(Coded):
+    """An op with `torch.library.register_autograd`: a custom function that PyTorch makes."""
+
+    def middle(self, x: Any) -> Any:
+        return torch.ops.staticmem_tests.squashed(self.inner(squashed(x, 2.0)), 0.5)
 
 
 class Skips(Coded):
@@ -489,8 +520,8 @@ class UnreadInFunctions(Coded):
 
 
 COUNTED = (
-    Coded, Custom, Skips, Held, Dropped, InPlace, Checkpointed, Reentrant, NotCheckpointed, Frozen, Tied, Kept,
-    Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces, Aside,
+    Coded, Custom, OfLibrary, Skips, Held, Dropped, InPlace, Checkpointed, Reentrant, NotCheckpointed, Frozen, Tied,
+    Kept, Auxiliary, Counted, Averaged, KeptAgain, Nested, Reversible, Forces, Aside,
     OnCtx, OnCtxInCheckpoint, OnCtxInReentrant, Unread, UnreadInCheckpoints, UnreadInReentrant, UnreadInFunctions,
     UnreadInPairs, UnreadInNested,
 )  # fmt: skip
