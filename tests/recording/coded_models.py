@@ -41,13 +41,13 @@ class Mask(torch.autograd.Function):  # type: ignore[misc]
         return grad * ctx.mask, None
 
 
-@torch.library.custom_op("staticmem_tests::squashed", mutates_args=())
+@torch.library.custom_op("staticmem_tests::squashed", mutates_args=())  # type: ignore[untyped-decorator]
 def squashed(x: torch.Tensor, scale: float) -> torch.Tensor:
     """An op of a library, whose backward reads its result."""
     return torch.tanh(x) * scale
 
 
-@squashed.register_fake
+@squashed.register_fake  # type: ignore[untyped-decorator]
 def _(x: torch.Tensor, scale: float) -> torch.Tensor:
     return torch.empty_like(x)
 
