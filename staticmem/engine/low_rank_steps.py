@@ -26,11 +26,10 @@ from staticmem.engine.optimizer_steps import (
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
-from staticmem.ops.registry import KernelCall, Temporary, workspace
+from staticmem.ops.solvers import SVD
 from staticmem.scenario.low_rank import LowRank
-from staticmem.units import Band, format_bytes
+from staticmem.units import format_bytes
 
-SVD = "aten._linalg_svd.default"
 FULL = dtypes.float32  # in which the decomposition runs
 # `denom = exp_avg_sq.sqrt().add_(eps)` and `norm_grad = exp_avg / denom`
 _ROOTS = ("aten.sqrt.default", "denom"), ("aten.div.Tensor", "norm_grad")
@@ -223,13 +222,3 @@ def _scaled(asked: LowRank, shape: Shape) -> Steps:
         Make("aten.div.Tensor", shape=_scalar),
         Also("norm_grad", "scaled_grad"),
     )
-
-
-@workspace(SVD, results=3)
-def decomposed(call: KernelCall) -> list[Temporary]:
-    """A copy of the matrix, which cuSOLVER overwrites; where its gesvdj does not converge, another one for gesvd, and
-    the right singular vectors once more (aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp, `svd_cusolver`,
-    `apply_svd_cusolver_gesvd`). What cuSOLVER asks for itself (`gesvdj_bufferSize`) is not known, and not in it."""
-    left, _, right = call.results
-    copy = left.shape[0] * right.shape[1] * FULL.itemsize
-    return [Temporary(Band(copy, copy, copy + right.nbytes), "copy of the matrix")]

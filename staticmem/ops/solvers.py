@@ -1,4 +1,4 @@
-"""Linear systems.
+"""Linear systems, and decompositions of matrices.
 
 Sources: aten/src/ATen/native/BatchLinearAlgebra.cpp (`linalg_solve_triangular_out`: the result is column-major),
 torch/csrc/autograd/FunctionsManual.cpp (`linalg_solve_triangular_backward`).
@@ -14,10 +14,12 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ops.linear import matmul
 from staticmem.ops.pointwise import grad_of
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
 from staticmem.ops.views import transpose
+from staticmem.units import Band
 
 _KERNEL = "aten.linalg_solve_triangular.default"
+SVD = "aten._linalg_svd.default"
 
 
 def _solved(e: Eager, a: Tensor, b: Tensor) -> Tensor:
@@ -55,3 +57,13 @@ def linalg_solve_triangular(
 
     e.record("LinalgSolveTriangularBackward0", out, [self, B], [Formula((0, 1), gradients)], [self, out])
     return out
+
+
+@workspace(SVD, results=3)
+def decomposed(call: KernelCall) -> list[Temporary]:
+    """A copy of the matrix, which cuSOLVER overwrites; where its gesvdj does not converge, another one for gesvd, and
+    the right singular vectors once more (aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp, `svd_cusolver`,
+    `apply_svd_cusolver_gesvd`). What cuSOLVER asks for itself (`gesvdj_bufferSize`) is not known, and not in it."""
+    left, _, right = call.results
+    copy = left.shape[0] * right.shape[1] * right.dtype.itemsize
+    return [Temporary(Band(copy, copy, copy + right.nbytes), "copy of the matrix")]

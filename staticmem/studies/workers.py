@@ -87,10 +87,10 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     try:
         yield pool
     except BaseException:
-        mine = set(multiprocessing.active_children()) - before
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in mine:  # they do not see Ctrl-C, and the interpreter waits for them when it ends
+        for process in set(multiprocessing.active_children()) - before:  # they do not see Ctrl-C
             process.terminate()
+        # not without waiting: at the end of the interpreter Python 3.11 writes to the pipe of a pool that is closing
+        pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
 

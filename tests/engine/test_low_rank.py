@@ -14,10 +14,10 @@ from test_optimizers import SCALAR, place
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.eager.context import Eager
 from staticmem.engine import optimizers
-from staticmem.engine.low_rank_steps import SVD
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph
+from staticmem.ops.solvers import SVD
 from staticmem.passes.parameters import projected_weights, weights_of_linear
 from staticmem.scenario.low_rank import APOLLO, GALORE, REFUSED, LowRank, low_rank_of
 from staticmem.scenario.request import Request, request_of
