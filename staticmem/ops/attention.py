@@ -290,8 +290,7 @@ def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropou
     if half is not None:
         q, k, v = (to_copy(e, t, dtypes.float32) for t in (q, k, v))
     if is_causal:
-        length, source = q.shape[-2], k.shape[-2]
-        square = e.empty((length, source), dtypes.bool_, kernel="aten.ones.default")
+        square = e.empty((q.shape[-2], k.shape[-2]), dtypes.bool_, kernel="aten.ones.default")
         mask = e.empty_like(square, kernel="aten.tril.default")
     if mask is not None and mask.dtype is dtypes.bool_:
         mask = _float_mask(e, mask, q)
@@ -448,9 +447,7 @@ def onnx_onnx_attention(ctx: Context, node: Node) -> list[Op] | None:
     causal = bool(integer(node, "is_causal", 0))
     mask = ctx.optional(node, 3)
     covered = ctx.net.shape(_input(node, 3)) if mask is not None else None
-    if (
-        covered and 1 < covered[-1] < k_shape[2]
-    ):  # "can also be shorter ... and will be padded" (onnx/docs/Operators.md)
+    if covered and 1 < covered[-1] < k_shape[2]:  # "can also be shorter" (onnx/docs/Operators.md)
         padded = ctx.fresh(node)
         ctx.define(padded, node.inputs[3], (*covered[:-1], k_shape[2]))
         missing = (0, k_shape[2] - covered[-1])
@@ -593,9 +590,8 @@ def onnx_rotary_embedding(ctx: Context, node: Node) -> list[Op] | None:
     calls = _Calls(ctx, node)
     x, sizes = ctx.ref(node.inputs[0]), shape
     if len(shape) == 3:
-        heads = integer(node, "num_heads", 0)
         table = ctx.net.shape(node.inputs[order[0]])
-        heads = heads or (shape[2] // (2 * table[-1]) if table else 0)
+        heads = integer(node, "num_heads", 0) or (shape[2] // (2 * table[-1]) if table else 0)
         if not heads:
             return None
         x, sizes = calls.heads(x, shape, heads)

@@ -19,6 +19,7 @@ from staticmem.ir.record import record
 from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
 from staticmem.scenario.losses import has_terms, loss_text
 from staticmem.scenario.low_rank import LOW_RANK, REFUSED, LowRank, args_text, low_rank_of, split_targets
+from staticmem.scenario.on_ranks import check_compiled_rank, check_expert_parallel
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.sampling import EXAMPLE, GREEDY, sampling_of
@@ -26,7 +27,6 @@ from staticmem.scenario.step import (
     CACHES,
     COMPILE_MODES,
     DEFAULT_MODE,
-    GRAPH_MODES,
     HEAD_LOSSES,
     LEVER_OPTIONS,
     LOSSES,
@@ -341,9 +341,14 @@ class Request(Levers):
             notes.append(Note("assumption", "SM300", text))
         assert isinstance(self.compile, tuple)
         if self.compile and self.parallel is not None:
-            self._check_compiled_rank()
+            check_compiled_rank(str(self.parallel), self.compile, self.compile_mode)
         if self.expert_parallel is not None:
-            self._check_expert_parallel()
+            check_expert_parallel(
+                self.expert_parallel, self.parallel, self.devices, {
+                    "--compile": bool(self.compile), "--lora": self.lora is not None,
+                    "--quantize": self.quantize not in (None, "none"), "--clip-grad-norm": self.clip_grad_norm,
+                },
+            )  # fmt: skip
         divided = self.parallel not in (None, "ddp", "zero1", "zero2")
         if divided and self.offload_activations != ON_GPU and mode == "train":
             raise UsageError(
@@ -420,61 +425,6 @@ class Request(Levers):
     def compiles(self) -> bool:
         """Whether code of `torch.compile` runs in the step."""
         return bool(self.compile) or self.compile_optimizer
-
-    def _check_compiled_rank(self) -> None:
-        assert isinstance(self.compile, tuple)
-        if self.compile_mode in GRAPH_MODES:
-            raise UsageError(
-                f"--compile-mode {self.compile_mode} and --parallel {self.parallel} cannot be combined",
-                "What the hooks of a strategy do between CUDA graphs is not covered.",
-                "Leave one of them out.",
-                code="SM185",
-            )
-        if self.parallel not in ("ddp", "fsdp"):
-            raise UsageError(
-                f"--compile and --parallel {self.parallel} cannot be combined",
-                "What compiled code does under it is not covered; under DDP, and in blocks under FSDP2, it is.",
-                "Leave one of them out, or use --parallel ddp, or --parallel fsdp --compile CLASS.",
-                code="SM167",
-            )
-        if WHOLE in self.compile and self.parallel == "fsdp":
-            raise UsageError(
-                "--compile of the whole model and --parallel fsdp cannot be combined",
-                "The hooks of FSDP2 around each block break the compiled graph there, in ways that are not covered.",
-                "Compile the blocks: --compile and the name of their class.",
-                code="SM167",
-            )
-
-    def _check_expert_parallel(self) -> None:
-        """Raises UsageError where ranks cannot share experts, or what they would do is not covered."""
-        ranks, what = self.expert_parallel, f"--expert-parallel {self.expert_parallel}"
-        assert ranks is not None
-        if self.parallel != "fsdp":
-            raise UsageError(
-                f"{what} needs --parallel fsdp",
-                "Ranks that share experts shard everything else by FSDP2, as in torchtitan.",
-                f"Example: --parallel fsdp --devices 8 --expert-parallel {ranks}",
-                code="SM109",
-            )
-        if ranks < 1 or (self.devices is not None and self.devices % ranks):
-            raise UsageError(
-                f"{what} does not divide --devices {self.devices}",
-                "The devices are groups of ranks, and the ranks of each group share the experts of all layers.",
-                "Give a divisor of the number of devices.",
-                code="SM109",
-            )
-        others = (
-            ("--compile", bool(self.compile)), ("--lora", self.lora is not None),
-            ("--quantize", self.quantize not in (None, "none")), ("--clip-grad-norm", self.clip_grad_norm),
-        )  # fmt: skip
-        for flag, asked in others:
-            if asked and ranks > 1:
-                raise UsageError(
-                    f"{what} and {flag} cannot be combined",
-                    "What it does to experts on several ranks is not covered.",
-                    f"Leave {flag} out.",
-                    code="SM109",
-                )
 
     def _quantized(
         self, mode: str, dtype: DType | None, amp: DType | None

@@ -1,0 +1,61 @@
+"""What does not go with strategies of several GPUs, of options that may be given together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from staticmem.errors import UsageError
+from staticmem.scenario.step import GRAPH_MODES, WHOLE
+
+
+def check_compiled_rank(parallel: str, compiled: tuple[str, ...], mode: str) -> None:
+    """Raises UsageError where compiled code and a strategy do not go together, or what they would do is not covered."""
+    if mode in GRAPH_MODES:
+        raise UsageError(
+            f"--compile-mode {mode} and --parallel {parallel} cannot be combined",
+            "What the hooks of a strategy do between CUDA graphs is not covered.",
+            "Leave one of them out.",
+            code="SM185",
+        )
+    if parallel not in ("ddp", "fsdp"):
+        raise UsageError(
+            f"--compile and --parallel {parallel} cannot be combined",
+            "What compiled code does under it is not covered; under DDP, and in blocks under FSDP2, it is.",
+            "Leave one of them out, or use --parallel ddp, or --parallel fsdp --compile CLASS.",
+            code="SM167",
+        )
+    if WHOLE in compiled and parallel == "fsdp":
+        raise UsageError(
+            "--compile of the whole model and --parallel fsdp cannot be combined",
+            "The hooks of FSDP2 around each block break the compiled graph there, in ways that are not covered.",
+            "Compile the blocks: --compile and the name of their class.",
+            code="SM167",
+        )
+
+
+def check_expert_parallel(ranks: int, parallel: str | None, devices: int | None, others: Mapping[str, bool]) -> None:
+    """Raises UsageError where ranks cannot share experts, or what they would do is not covered. `others`: flags that
+    are not covered with it, and whether they were given."""
+    what = f"--expert-parallel {ranks}"
+    if parallel != "fsdp":
+        raise UsageError(
+            f"{what} needs --parallel fsdp",
+            "Ranks that share experts shard everything else by FSDP2, as in torchtitan.",
+            f"Example: --parallel fsdp --devices 8 --expert-parallel {ranks}",
+            code="SM109",
+        )
+    if ranks < 1 or (devices is not None and devices % ranks):
+        raise UsageError(
+            f"{what} does not divide --devices {devices}",
+            "The devices are groups of ranks, and the ranks of each group share the experts of all layers.",
+            "Give a divisor of the number of devices.",
+            code="SM109",
+        )
+    for flag, asked in others.items():
+        if asked and ranks > 1:
+            raise UsageError(
+                f"{what} and {flag} cannot be combined",
+                "What it does to experts on several ranks is not covered.",
+                f"Leave {flag} out.",
+                code="SM109",
+            )
