@@ -38,7 +38,9 @@ def in_float32(e: Eager, interpreter: Interpreter) -> list[Tensor]:
     e.open_scope()
     copies = {name: to_copy(e, env[name], dtypes.float32) for name in dict.fromkeys(names) if env[name].dtype in HALVES}
     for name, copy in copies.items():
-        own, owners[name], env[name] = owners.pop(name, None), (copy, e.take(copy, "value", name)), copy
+        own = owners.pop(name, None)
+        owners[name] = copy, e.take(copy, "value", name)
+        env[name] = copy
         if own is not None:
             e.end(*own)
     e.close_scope()

@@ -10,6 +10,7 @@ autocast (pytorch issue 174763). transformers/integrations/moe.py (`grouped_mm_f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
@@ -28,10 +29,14 @@ def _product(e: Eager, a: Tensor, b: Tensor, groups: int) -> Tensor:
     shape: tuple[int, ...] = (a.shape[0], b.shape[-1]) if a.ndim == 2 else (a.shape[1], b.shape[1])
     if a.ndim == b.ndim:
         shape = (groups if a.ndim == 2 else a.shape[0], a.shape[-2], b.shape[-1])
-    aligned = _ALIGNMENT // a.dtype.itemsize
-    row = -(-shape[-1] // aligned) * aligned
-    strides = (shape[-2] * row, row, 1)[-len(shape) :]
-    return e.empty(shape, a.dtype, strides, "aten._grouped_mm.default")
+    return e.empty(shape, a.dtype, padded_strides(shape, a.dtype.itemsize), "aten._grouped_mm.default")
+
+
+def padded_strides(shape: Sequence[Any], itemsize: int) -> tuple[Any, ...]:
+    """The strides of a result whose rows are padded. Sizes may be symbolic, as they are where code is recorded."""
+    aligned = _ALIGNMENT // itemsize
+    row = (shape[-1] + aligned - 1) // aligned * aligned
+    return (shape[-2] * row, row, 1)[-len(shape) :]
 
 
 @rule("_grouped_mm", kinds=("product",), flops=product_flops(0))

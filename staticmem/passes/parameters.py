@@ -15,7 +15,8 @@ from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph, Note, Parameter, Ref
 from staticmem.ops.registry import in_place
 from staticmem.passes.layers import LINEAR, layers_of
-from staticmem.scenario.low_rank import ALL_LINEAR, LowRank
+from staticmem.scenario.adapters import ALL_LINEAR
+from staticmem.scenario.low_rank import LowRank
 
 # products of an input and a weight, among them losses that run the last linear layer (passes.head_losses)
 _LINEAR = ("aten::linear", "staticmem::linear_cross_entropy", "staticmem::fused_linear_cross_entropy")

@@ -27,6 +27,7 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_map
 
 from staticmem.ops import lookup
+from staticmem.ops.experts import padded_strides
 
 DEVICE = "meta"
 _STANDS_FOR = "cuda"
@@ -95,9 +96,7 @@ def _grouped_mm(
     else:
         shape = [self.shape[-2], mat2.shape[-1]]
     dtype = out_dtype or self.dtype
-    step = 16 // dtype.itemsize
-    row = (shape[-1] + step - 1) // step * step
-    return self.new_empty_strided(shape, [shape[1] * row, row, 1] if len(shape) == 3 else [row, 1], dtype=dtype)
+    return self.new_empty_strided(shape, padded_strides(shape, dtype.itemsize), dtype=dtype)
 
 
 _ATEN = torch.ops.aten

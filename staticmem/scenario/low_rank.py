@@ -12,9 +12,9 @@ from typing import Any
 
 from staticmem.errors import UsageError, closest
 from staticmem.ir.record import record
+from staticmem.scenario.adapters import ALL_LINEAR
 
 GALORE, APOLLO = LOW_RANK = ("galore-adamw", "apollo-adamw")
-ALL_LINEAR = "all-linear"
 EXAMPLE = "rank=128,update_proj_gap=200"
 SIDES = ("std", "reverse_std", "right", "left", "full")  # `proj_type`
 _CHOICES = {"proj_type": SIDES, "proj": ("random", "svd"), "scale_type": ("channel", "tensor")}

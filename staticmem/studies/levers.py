@@ -10,7 +10,8 @@ from staticmem.errors import StaticmemError
 from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.passes.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import CANNOT_RUN, LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
-from staticmem.scenario.low_rank import ALL_LINEAR, APOLLO, GALORE
+from staticmem.scenario.adapters import ALL_LINEAR
+from staticmem.scenario.low_rank import APOLLO, GALORE
 from staticmem.scenario.step import (
     AFTER_FORWARD,
     COMPILED_OPTIMIZERS,

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import rank_models
 import torch
 import torch.distributed as dist
 from rank_models import Live
@@ -23,7 +24,8 @@ from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single
 from torch.nn import functional
 
-VOCABULARY, WIDTH, BLOCKS, HIDDEN, EXPERTS, CHOICES, LENGTH = 512, 64, 3, 96, 8, 2, 32
+WIDTH = rank_models.WIDTH
+VOCABULARY, BLOCKS, HIDDEN, EXPERTS, CHOICES, LENGTH = 512, 3, 96, 8, 2, 32
 
 
 class Ranks(NamedTuple):
@@ -147,19 +149,9 @@ class Block(nn.Module):  # type: ignore[misc]
         return x + self.moe(self.norm(x).flatten(0, 1)).view(x.shape)
 
 
-class Net(nn.Module):  # type: ignore[misc]
+class Net(rank_models.Net):
     def __init__(self, ranks: Ranks | None = None) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Block(ranks) for _ in range(BLOCKS))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embed(ids)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(self.norm(x))
+        super().__init__([Block(ranks) for _ in range(BLOCKS)], VOCABULARY)
 
 
 def factory() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:

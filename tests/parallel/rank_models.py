@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,12 @@ class Block(nn.Module):  # type: ignore[misc]
 
 
 class Net(nn.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
+    def __init__(self, blocks: Iterable[nn.Module] = (), vocabulary: int = VOCABULARY) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.embed = nn.Embedding(vocabulary, WIDTH)
+        self.layers = nn.ModuleList(list(blocks) or [Block() for _ in range(BLOCKS)])
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head = nn.Linear(WIDTH, vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids)
