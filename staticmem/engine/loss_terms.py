@@ -93,7 +93,8 @@ def _position(graph: Graph, output: str) -> int:
     count = len(graph.outputs)
     why = f"It has {count} output{'s' if count != 1 else ''}"
     why += f": {listed}." if names else "; the file has no names of them, so they go by their numbers, from 0."
-    raise UsageError(f"--loss: the model has no output '{output[:60]}'", why, closest(output, names), code="SM139")
+    hint = closest(output, names) if names else "Example: --loss 0=cross-entropy"
+    raise UsageError(f"--loss: the model has no output '{output[:60]}'", why, hint, code="SM139")
 
 
 def _called(graph: Graph, number: int) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from staticmem.errors import UsageError
 from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Note, Op, Parameter, Ref
@@ -23,6 +24,9 @@ from staticmem.ops import kinds_of
 from staticmem.passes.experts import FALLBACK, GROUPED
 from staticmem.passes.inserted import names_of, unused_name, with_named_ops
 from staticmem.scenario.step import ExpertShare
+
+if TYPE_CHECKING:
+    from staticmem.passes.pipeline import Asked
 
 _PRODUCTS = (GROUPED, FALLBACK)
 _CASTS = ("aten::to", "aten::_to_copy", "aten::type_as", "aten::bfloat16", "aten::float", "aten::half")
@@ -42,13 +46,14 @@ class _Layer:
     choices: int  # experts a token
 
 
-def split_experts(graph: Graph, asked: object) -> tuple[Graph, Sequence[Note]]:
+def split_experts(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     """The graph of a rank.
 
     Raises:
         UsageError: there are no routed experts, or none that can be divided so.
     """
-    share: ExpertShare = asked.experts  # type: ignore[attr-defined]
+    share = asked.experts
+    assert share is not None
     layers = _layers(graph)
     weights = expert_parameters(graph)
     if not layers:

@@ -104,10 +104,8 @@ def _term(output: str, text: str) -> Term:
     if at and (not target or re.search(r"[,+=*@]", target)):
         raise _wrong(f"--loss {output[:60]}: no target is named '{target[:60]}'", "A name stands behind the '@'.")
     if kind not in KINDS:
-        why = f"One output has one of {', '.join(KINDS)}."
-        raise _wrong(
-            f"--loss {output[:60]}={text[:60]}: no loss '{kind[:60]}' of one output", why, closest(kind, KINDS)
-        )
+        what = f"--loss {output[:60]}={text[:60]}: '{kind[:60]}' is no loss of a single output"
+        raise _wrong(what, f"Those are {', '.join(KINDS)}.", closest(kind, KINDS))
     if at and kind in WITHOUT_TARGET:
         raise _wrong(f"--loss {output[:60]}={text[:60]}: {kind} has no target", "It reads the output alone.")
     if star:

@@ -328,6 +328,10 @@ class Request(Levers):
         if mode != "train" and optimizer is not None:
             notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: {kind} was asked for"))
             optimizer = None
+        autocast = precision("amp", self.amp) in dtypes.HALVES
+        if self.float32_outputs and self.preset is None and not (autocast and mode == "train"):
+            text = "--float32-outputs is not used: it casts what a training step gets from autocast (--amp bf16)"
+            notes.append(Note("warning", "SM302", text))
         if self.preset is not None and mode == "infer":
             text = f"the preset ({self.preset}) is not used: inference was asked for"
             notes.append(Note("warning", "SM302", text))

@@ -37,10 +37,10 @@ def test_terms(text: str, terms: tuple[Term, ...]) -> None:
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        ("a=", "no loss ''"), ("=mse", "names no output"), ("mse,a=mse", "is not OUTPUT=LOSS"),
-        ("a=foo", "no loss 'foo'"), ("a=nan*mse", "is no weight"), ("a=x*mse", "is no weight"),
+        ("a=", "'' is no loss"), ("=mse", "names no output"), ("mse,a=mse", "is not OUTPUT=LOSS"),
+        ("a=foo", "'foo' is no loss"), ("a=nan*mse", "is no weight"), ("a=x*mse", "is no weight"),
         ("a=mse@", "no target"), ("a=sum@y", "has no target"),
-        ("a=mse,a=l1", "two terms"), ("a=ctc", "no loss 'ctc'"), ("a=mse," * 999 + "b=mse", "characters long"),
+        ("a=mse,a=l1", "two terms"), ("a=ctc", "'ctc' is no loss"), ("a=mse," * 999 + "b=mse", "characters long"),
         ({}, "names no output"), ({"a": 3}, "is no text"), ({"a,b": "mse"}, "cannot name"), (["mse"], "neither"),
     ],
 )  # fmt: skip

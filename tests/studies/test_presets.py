@@ -132,3 +132,5 @@ def test_outputs_in_float32_need_autocast() -> None:
         staticmem.analyze(GRAPHS[0] / "gpt2.pt2", optimizer="sgd", float32_outputs=on) for on in (False, True)
     )
     assert plain.peak.live_bytes == wide.peak.live_bytes
+    (note,) = [note.text for note in wide.warnings if note.code == "SM302"]
+    assert "--float32-outputs is not used" in note
