@@ -12,7 +12,7 @@ from staticmem.report.text import View
 from staticmem.report.verdict import category_name, largest_of, place, returned_text, step_name, with_article
 
 # from the bottom of a stack: what stays for the whole step first, so that what changes lies on level ground
-ORDER = ("parameter", "buffer", "optimizer_state", "input", "gradient", "activation", "temporary")
+ORDER = ("parameter", "buffer", "optimizer_state", "input", "gradient", "activation", "temporary", "communication")
 BEYOND = ("workspace", "rounding", "cached", "context", "libraries")
 _BEYOND_NAMES = {
     "workspace": "workspaces of kernels",

@@ -23,6 +23,7 @@ from staticmem.report.html.pack import block, packed_text, unpacked_text
 from staticmem.report.html.page import cut, esc, json_text, stacked_bar, table, visible
 from staticmem.report.json import dumps
 from staticmem.report.sweep import LeverRow
+from staticmem.scenario.request import Request
 from staticmem.studies import Study
 from staticmem.studies.page import extras, page
 
@@ -96,6 +97,18 @@ def test_every_section_is_there_and_named_once(text: str) -> None:
     assert wanted <= set(ids)
     links = {attributes["href"] for tag, attributes in Elements(text).found if tag == "a"}
     assert {f"#{id}" for id in wanted} <= links
+
+
+def test_every_category_of_a_rank_has_a_colour_in_bars_and_charts() -> None:
+    rank = Study.open(MODELS / "resnet18.pt2", Request(batch=2, optimizer="adam", parallel="fsdp", devices=2))
+    categories = {buffer.category for buffer in rank.result.trace.buffers}
+    assert "communication" in categories
+    shown = page(rank)
+    assert "c-plain" not in shown.partition('class="meters"')[2].partition("</section>")[0]  # no bar is of one colour
+    colours = shown.partition("const CATEGORY_COLOURS = {")[2].partition("}")[0]
+    for category in categories:
+        assert f".c-{category} {{" in shown
+        assert f"{category}: " in colours
 
 
 def test_a_report_alone_is_a_page(study: Study) -> None:

@@ -2,7 +2,7 @@
 
 const CATEGORY_COLOURS = {
   parameter: "parameter", buffer: "buffer", optimizer_state: "optimizer", input: "input", gradient: "gradient",
-  activation: "activation", temporary: "temporary",
+  activation: "activation", temporary: "temporary", communication: "communication",
 };
 const categoryColour = (name) => colour(CATEGORY_COLOURS[name] ?? "rounding");
 const categoryName = (name) => name.replace(/_/g, " ");
