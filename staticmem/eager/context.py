@@ -147,9 +147,11 @@ class Eager:
             id += 1
         trace.ticks, self.running = tick, kernel - 1
 
-    def empty_like(self, tensor: Tensor, dtype: DType | None = None, kernel: str = "") -> Tensor:
-        """`empty_like` with preserve_format."""
-        strides = layout.dense_like(tensor.shape, tensor.strides)
+    def empty_like(
+        self, tensor: Tensor, dtype: DType | None = None, kernel: str = "", memory_format: str | None = None
+    ) -> Tensor:
+        """`empty_like`, by default with preserve_format."""
+        strides = layout.in_memory_format(tensor.shape, tensor.strides, memory_format)
         return self.empty(tensor.shape, dtype or tensor.dtype, strides, kernel)
 
     def alias(self, tensor: Tensor, shape: layout.Shape, strides: layout.Strides) -> Tensor:

@@ -235,6 +235,23 @@ def dense_like(shape: Shape, strides: Strides) -> Strides:
     return _permuted_dense(shape, perm)
 
 
+MEMORY_FORMATS = ("preserve_format", "contiguous_format", "channels_last", "channels_last_3d")
+
+
+def in_memory_format(shape: Shape, strides: Strides, memory_format: str | None = None) -> Strides:
+    """Strides of a new tensor like one of these, in a memory format: by default `preserve_format`."""
+    if memory_format in (None, "preserve_format"):
+        return dense_like(shape, strides)
+    return contiguous_strides(shape) if memory_format == "contiguous_format" else channels_last_strides(shape)
+
+
+def suggested_memory_format(shape: Shape, strides: Strides) -> str:
+    """`suggest_memory_format`: channels last where strides are in that order, else contiguous."""
+    if not prefers_channels_last(shape, strides):
+        return "contiguous_format"
+    return "channels_last" if len(shape) == 4 else "channels_last_3d"
+
+
 @remembered
 def pointwise_strides(shape: Shape, operands: tuple[tuple[Shape, Strides], ...]) -> Strides:
     """Strides of a new TensorIterator output of `shape` for these operands (shape, strides)."""

@@ -20,7 +20,6 @@ from staticmem.errors import DimensionError, ModelFileError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import FUNCTION, REQUIRES_GRAD, Frame, Graph, Op, Ref, Value
 from staticmem.ops import lookup
-from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call, fallback
 from staticmem.ops.registry import Rule
 from staticmem.ops.size_arithmetic import SIZE_OPS
@@ -377,7 +376,7 @@ class Interpreter:
             return
         if self.cast is not None and self.cast.applies(op):
             if self.cast.is_upcast(op, args, kwargs):
-                self._upcast(op, args[0])
+                self._upcast(op, args, kwargs)
                 return
             args, kwargs = self.cast.arguments(op, args, kwargs)
         e.open_scope()
@@ -450,11 +449,12 @@ class Interpreter:
         else:
             self.owners[name] = (tensor, e.take(tensor, "value", name))
 
-    def _upcast(self, op: Op, source: Tensor) -> None:
+    def _upcast(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Inside the module the name is the float32 copy, until its last use there; outside it is the input."""
-        name, e = op.outputs[0], self.e
+        name, source, e, rule = op.outputs[0], args[0], self.e, lookup(op.target)
+        assert rule is not None
         e.open_scope()
-        self.bind(name, to_copy(e, source, dtypes.float32), op)
+        self.bind(name, call(e, rule, args, kwargs), op)
         e.close_scope()
         last = self.index
         for index in range(self.index + 1, len(self.graph.ops)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads, cast_gradient
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
@@ -17,9 +18,9 @@ from staticmem.ops.pointwise import grad_of, gradient_like, inplace
 from staticmem.ops.registry import rule
 
 
-def to_copy(e: Eager, self: Tensor, dtype: DType) -> Tensor:
+def to_copy(e: Eager, self: Tensor, dtype: DType, memory_format: str | None = None) -> Tensor:
     """A copy in another dtype; its gradient is cast back."""
-    out = e.empty_like(self, dtype, "aten._to_copy.default")
+    out = e.empty_like(self, dtype, "aten._to_copy.default", memory_format)
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return cast_gradient(e, grad_of(grads), self.dtype)
@@ -34,12 +35,18 @@ def _dtype_in(args: Sequence[Any], kwargs: dict[str, Any]) -> DType | None:
 
 @rule("to _to_copy type_as to_copy prims::convert_element_type", kinds=("cast",))
 def to(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The tensor itself where dtype and device are the same, else a copy; the gradient is cast back."""
+    """The tensor itself where dtype and device are the same and no copy or other memory format is asked for, else a
+    copy; the gradient is cast back."""
     other = next((a for a in args if isinstance(a, Tensor)), kwargs.get("other"))
-    dtype = other.dtype if isinstance(other, Tensor) else _dtype_in(args, kwargs)
-    if dtype is None or dtype is self.dtype:
-        return self
-    return to_copy(e, self, dtype)
+    dtype = (other.dtype if isinstance(other, Tensor) else _dtype_in(args, kwargs)) or self.dtype
+    flags = [a for a in args if isinstance(a, bool)]  # non_blocking, copy
+    copies = flags[1] if len(flags) > 1 else kwargs.get("copy", False)
+    format = next((a for a in args if a in layout.MEMORY_FORMATS), kwargs.get("memory_format"))
+    if dtype is self.dtype and not copies:  # ATen/native/TensorConversions.cpp, `to_will_alias`
+        kept = (None, "preserve_format", layout.suggested_memory_format(self.shape, self.strides))
+        if format in kept:
+            return self
+    return to_copy(e, self, dtype, format)
 
 
 @rule("float")

@@ -38,9 +38,11 @@ def cpu_tensor(e: Eager, size: Any, *, dtype: DType) -> Tensor:
 
 
 @rule("empty_like zeros_like ones_like full_like rand_like randn_like", kinds=("factory",))
-def empty_like(e: Eager, self: Tensor, *args: Any, dtype: DType | None = None, **_: Any) -> Tensor:
-    """A new tensor of the same layout without gradient."""
-    return e.empty_like(self, dtype, "aten.empty_like.default")
+def empty_like(
+    e: Eager, self: Tensor, *args: Any, dtype: DType | None = None, memory_format: str | None = None, **_: Any
+) -> Tensor:
+    """A new tensor without gradient, of the same layout unless `memory_format` names one."""
+    return e.empty_like(self, dtype, "aten.empty_like.default", memory_format)
 
 
 @rule("new_empty new_zeros new_ones new_full", kinds=("factory",))

@@ -117,23 +117,16 @@ def clone(e: Eager, self: Tensor, contiguous: bool = False, strides: layout.Stri
     return out
 
 
-_CHANNELS_LAST = ("channels_last", "channels_last_3d")
-
-
 @rule("clone lift_fresh_copy alias_copy")
 def aten_clone(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     """A copy; the gradient passes through."""
-    if memory_format == "contiguous_format":
-        return clone(e, self, contiguous=True)
-    if memory_format in _CHANNELS_LAST:
-        return clone(e, self, strides=layout.channels_last_strides(self.shape))
-    return clone(e, self)
+    return clone(e, self, strides=layout.in_memory_format(self.shape, self.strides, memory_format))
 
 
 @rule("contiguous")
 def contiguous(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself where it is contiguous already, else a copy."""
-    if memory_format in _CHANNELS_LAST:
+    if memory_format in ("channels_last", "channels_last_3d"):
         if layout.is_channels_last_contiguous(self.shape, self.strides):
             return self
         return clone(e, self, strides=layout.channels_last_strides(self.shape))

@@ -95,9 +95,10 @@ def _dropout(op: Op) -> Op:
 
 def _to(op: Op) -> Op:
     dtype = op.args[1] if len(op.args) > 1 else op.kwargs.get("dtype")
+    kept = {name: value for name, value in op.kwargs.items() if name == "memory_format" and value is not None}
     if dtype is None:
-        return _call(op, "aten::clone", op.args[0])
-    return _call(op, "aten::to.dtype", op.args[0], dtype)
+        return replace(_call(op, "aten::clone", op.args[0]), kwargs=kept)
+    return replace(_call(op, "aten::to.dtype", op.args[0], dtype), kwargs=kept)
 
 
 def _convolution(op: Op) -> Op:

@@ -108,7 +108,7 @@ class _Call:
         self.stacks: dict[Any, int] = {}
         self.targets: dict[str, int] = {}
         self.loss: Callable[[Any], torch.Tensor] | None = None
-        self.casts_otherwise = False  # of the last program (`recording.halved`)
+        self.casts = halved.Casts()  # of the last program
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
 
     def document(self, examples: Sequence[Any], axes: Sequence[tracing.Axes]) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class _Call:
                 return None
             finally:
                 self.guards[training] += self.env.guards[asked:]
-            self.casts_otherwise = halved.casts_otherwise(program, list(self.targets))
+            self.casts = halved.casts_of(program, list(self.targets))
             return programs.row(program, *_named_mode(mode))
 
         try:
@@ -198,7 +198,7 @@ class _Call:
         first, parents = added(MODES[0]), [parent for parent, *_ in self.stacks]
         if first is None or of_float32 is None:
             return
-        if self.casts_otherwise or halved.differs(of_float32, first, list(self.targets), parents):
+        if halved.differs(of_float32, first, self.casts, list(self.targets), parents):
             for mode in MODES[1:]:
                 added(mode)
 

@@ -165,6 +165,14 @@ def _casts() -> list[Case]:
     for x in (f(4, 3), f(4, 3).transposed, f(1, 3).expand(4, 3), f(4, 3).wide()):
         cases += [call("aten::to.dtype", x, dtypes.bfloat16), call("aten::to.dtype", x, dtypes.float32)]
         cases += [call("aten::_to_copy", x, dtype=dtypes.float16), call("aten::to.dtype", x, dtypes.int64)]
+    for x in (f(2, 3, 4, 5), f(2, 3, 4, 5).transposed, f(2, 3, 4, 5).channels_last, f(1, 3).expand(4, 3)):
+        for format in ("contiguous_format", "preserve_format", *(("channels_last",) if len(x.shape) == 4 else ())):
+            for dtype in (dtypes.float32, dtypes.bfloat16):
+                cases += [call("aten::to.dtype", x, dtype, memory_format=format)]
+            cases += [call("aten::to.dtype", x, dtypes.bfloat16, False, False, format)]
+            cases += [call("aten::_to_copy", x, dtype=dtypes.float16, memory_format=format)]
+            cases += [call(f"aten::{name}_like", x, memory_format=format) for name in ("empty", "zeros")]
+        cases += [call("aten::to.dtype", x, dtypes.float32, False, True), call("aten::to.dtype_layout", x, copy=True)]
     cases += [call("aten::type_as", f(4, 3), h(2).fixed), call("aten::to.other", f(4, 3), h(2).fixed)]
     cases += [
         call("aten::to.dtype", h(4, 3), dtypes.float32, False, True),

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_engine import run_nodes
 
+from staticmem.eager.strides import MEMORY_FORMATS
 from staticmem.ir.dtypes import DType
 
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
@@ -103,12 +104,12 @@ def make(spec: Spec, device: str) -> Any:
     return torch.empty_strided(spec.shape, spec.layout, dtype=torch_dtype(spec.dtype), device=device)
 
 
-def _convert(value: Any, key: str = "") -> Any:
+def convert(value: Any, key: str = "") -> Any:
     if isinstance(value, DType):
         return torch_dtype(value)
     if isinstance(value, (tuple, list)):
-        return [_convert(v) for v in value]
-    if key == "memory_format":
+        return [convert(v) for v in value]
+    if key == "memory_format" or value in MEMORY_FORMATS:
         return getattr(torch, value)
     return value
 
@@ -123,8 +124,8 @@ def op(target: str, *args: Any, **kwargs: Any) -> Any:
     name, _, overload = target.removeprefix("aten::").partition(".")
     packet = getattr(torch.ops.aten, name)
     function = getattr(packet, overload) if overload else packet
-    converted = [_convert(a) for a in args]
-    named = {k: _convert(v, k) for k, v in kwargs.items()}
+    converted = [convert(a) for a in args]
+    named = {k: convert(v, k) for k, v in kwargs.items()}
     if not any(isinstance(t, torch.Tensor) for t in tree_leaves([converted, named])):
         named["device"] = torch.device("cuda")
     return function(*converted, **named)

@@ -61,7 +61,8 @@ class Norm(torch.nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         dtype = x.dtype
         x = x.to(torch.float32)
-        return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return x.to(dtype)
 
 
 class Normed(Scored):
@@ -76,12 +77,42 @@ class Normed(Scored):
         return x + self.query(self.norm(x))
 
 
+class Formatted(Scored):
+    """Heads cast to float32 in a memory format: in float32 the cast returns its input, as it has that format."""
+
+    def forward(self, x: Any) -> Any:
+        heads = self.query(x).view(-1, 2, 4, WIDTH // 4).transpose(0, 1)
+        wide = heads.to(torch.float32, memory_format=torch.contiguous_format)
+        columns = wide.reshape(wide.shape[0], -1) * 2  # a copy, unless the cast was one to a contiguous tensor
+        return columns.sum(0).to(x.dtype) * self.value(x).sum()
+
+
+class HeldNorm(Norm):
+    """A variable has what the cast to float32 makes until the norm returns."""
+
+    def forward(self, x: Any) -> Any:
+        dtype = x.dtype
+        wide = x.to(torch.float32)
+        return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
+
+
+class Held(Scored):
+    """Nothing of the norm is saved: its input needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = HeldNorm()
+
+    def forward(self, x: Any) -> Any:
+        return self.query(self.norm(x * 2)) * self.value(x)
+
+
 def document_of(cls: Any) -> dict[str, Any]:
     with torch.device("meta"):
         return record(cls(), (torch.empty(32, WIDTH),))
 
 
-@pytest.mark.parametrize("cls", [Scored, Named, Typed, OfWeight, Normed])
+@pytest.mark.parametrize("cls", [Scored, Named, Typed, OfWeight, Normed, Formatted, Held])
 def test_peaks_of_a_cast_module(cls: Any) -> None:
     model = RecordedModel("<m>", document_of(cls), "pt2")
     for batch in (24, 700):
@@ -109,9 +140,8 @@ def test_all_modes_of_the_cast_module_are_there_where_more_than_casts_differs() 
     def modes(cls: Any) -> int:
         return sum(len(program["modes"]) for program in document_of(cls)["halved"])
 
-    assert {cls: modes(cls) for cls in (Scored, Named, Typed, OfWeight)} == dict.fromkeys(
-        (Scored, Named, Typed, OfWeight), 4
-    )
+    others = (Scored, Named, Typed, OfWeight, Formatted, Held)
+    assert {cls: modes(cls) for cls in others} == dict.fromkeys(others, 4)
     assert modes(Normed) == 1
 
 

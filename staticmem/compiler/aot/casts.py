@@ -9,7 +9,6 @@ from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.tracer import Gradients, Tracer
 from staticmem.compiler.nodes import Node
 from staticmem.eager import strides as layout
-from staticmem.eager.strides import Strides
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 
@@ -26,27 +25,25 @@ def to_copy(t: Tracer, self: Node, dtype: DType) -> Node:
     return out
 
 
+def _converted(t: Tracer, self: Node) -> Node:
+    """A conversion to the dtype that the tensor has: a copy."""
+    strides = layout.dense_like(self.shape, self.strides)
+    out = t.new("prims::convert_element_type", (self, self.dtype), self.shape, self.dtype, strides)
+    t.record(out, [self], lambda grads, need: grads)
+    return out
+
+
 @traced("clone")
 def clone(t: Tracer, self: Node, memory_format: str | None = None) -> Node:
     """A copy in the layout that is asked for, that of its input by default."""
-    out = t.new("aten::clone", (self,), self.shape, self.dtype, strides_in(self, memory_format))
+    strides = layout.in_memory_format(self.shape, self.strides, memory_format)
+    out = t.new("aten::clone", (self,), self.shape, self.dtype, strides)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         return grads
 
     t.record(out, [self], gradient)
     return out
-
-
-def strides_in(self: Node, memory_format: str | None) -> Strides:
-    """Strides of a new tensor like `self` in a memory format (`empty_like`)."""
-    if memory_format in (None, "preserve_format"):
-        return layout.dense_like(self.shape, self.strides)
-    return (
-        layout.contiguous_strides(self.shape)
-        if memory_format == "contiguous_format"
-        else layout.channels_last_strides(self.shape)
-    )
 
 
 @traced("copy copy_")
@@ -87,11 +84,11 @@ def fill(t: Tracer, self: Node, value: float = 0) -> Node:
 
 @traced("_to_copy to_copy")
 def to_dtype(t: Tracer, self: Node, *, dtype: DType | None = None, memory_format: str | None = None, **_: Any) -> Node:
-    """`_to_copy`: a copy even where the dtype is that of its input."""
-    if dtype is None or dtype is self.dtype:
+    """`_to_copy`: a copy even where the dtype is that of its input (torch/_decomp/decompositions.py, `_to_copy`)."""
+    if dtype is None:
         return clone(t, self, memory_format)
-    out = to_copy(t, self, dtype)
-    strides = strides_in(self, memory_format)
+    out = to_copy(t, self, dtype) if dtype is not self.dtype else _converted(t, self)
+    strides = layout.in_memory_format(self.shape, self.strides, memory_format)
     return out if strides == out.strides else clone(t, out, memory_format)
 
 
@@ -100,7 +97,8 @@ def to(
     t: Tracer, self: Node, dtype: DType, non_blocking: bool = False, copy: bool = False,
     memory_format: str | None = None,
 ) -> Node:  # fmt: skip
-    if dtype is self.dtype and not copy and memory_format in (None, "preserve_format"):
+    kept = (None, "preserve_format", layout.suggested_memory_format(self.shape, self.strides))
+    if dtype is self.dtype and not copy and memory_format in kept:
         return self
     return to_dtype(t, self, dtype=dtype, memory_format=memory_format)
 
@@ -112,15 +110,19 @@ def to_float(t: Tracer, self: Node) -> Node:
 
 
 @traced("to.dtype_layout to.device")
-def to_keywords(t: Tracer, self: Node, device: Any = None, dtype: DType | None = None, **more: Any) -> Node:
+def to_keywords(
+    t: Tracer, self: Node, device: Any = None, dtype: DType | None = None, non_blocking: bool = False,
+    copy: bool = False, memory_format: str | None = None, **_: Any,
+) -> Node:  # fmt: skip
     """Devices are all one."""
-    more = {name: value for name, value in more.items() if name in ("copy", "memory_format")}
-    return to(t, self, dtype or self.dtype, **more)
+    if dtype is None and copy:
+        return clone(t, self, memory_format)
+    return to(t, self, dtype or self.dtype, non_blocking, copy, memory_format)
 
 
 @traced("type_as to.other")
-def type_as(t: Tracer, self: Node, other: Node, *_: Any) -> Node:
-    return to(t, self, other.dtype)
+def type_as(t: Tracer, self: Node, other: Node, *args: Any, **more: Any) -> Node:
+    return to(t, self, other.dtype, *args, **more)
 
 
 @traced("prims::convert_element_type")

@@ -9,11 +9,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from staticmem.compiler.aot.casts import to
 from staticmem.compiler.aot.joining import concatenated, stacked
 from staticmem.compiler.aot.registry import traced
 from staticmem.compiler.aot.tracer import Tracer, form
 from staticmem.compiler.nodes import Node
 from staticmem.eager import strides as layout
+from staticmem.eager.strides import Strides
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.factories import tril_sizes, triu_sizes
@@ -61,9 +63,13 @@ def full_like(t: Tracer, self: Node, fill_value: Any, *, dtype: DType | None = N
 
 
 def _like(t: Tracer, self: Node, value: Any, dtype: DType | None, more: dict[str, Any]) -> Node:
-    if more.get("memory_format") == "contiguous_format":
-        return t.full(self.shape, value, dtype or self.dtype)
-    return t.full_like(self, value, dtype)
+    """In the order of memory; in a memory format that is asked for, a full tensor that is brought to it
+    (torch/_decomp/decompositions.py, `full_like`)."""
+    asked = more.get("memory_format")
+    if asked in (None, "preserve_format"):
+        return t.full_like(self, value, dtype)
+    out = t.full(self.shape, value, dtype or self.dtype)
+    return to(t, out, out.dtype, memory_format=asked)
 
 
 @traced("new_zeros")
@@ -82,8 +88,8 @@ def new_full(t: Tracer, self: Node, size: Sequence[int], fill_value: Any, *, dty
     return t.full(tuple(size), fill_value, dtype or self.dtype)
 
 
-def _empty(t: Tracer, shape: Sequence[int], dtype: DType) -> Node:
-    return t.node("aten::empty.memory_format", (tuple(shape),), form(shape, dtype), {"dtype": dtype})
+def _empty(t: Tracer, shape: Sequence[int], dtype: DType, strides: Strides | None = None) -> Node:
+    return t.node("aten::empty.memory_format", (tuple(shape),), form(shape, dtype, strides), {"dtype": dtype})
 
 
 @traced("empty")
@@ -98,10 +104,11 @@ def new_empty(t: Tracer, self: Node, size: Sequence[int], *, dtype: DType | None
 
 @traced("empty_like")
 def empty_like(t: Tracer, self: Node, *, dtype: DType | None = None, **more: Any) -> Node:
-    """In the order of memory, and a view."""
-    strides = layout.dense_like(self.shape, self.strides)
-    if more.get("memory_format") == "contiguous_format" or layout.is_contiguous(self.shape, strides):
-        return _empty(t, self.shape, dtype or self.dtype)
+    """In the order of memory, and a view; or in a memory format."""
+    asked = more.get("memory_format")
+    strides = layout.in_memory_format(self.shape, self.strides, asked)
+    if asked not in (None, "preserve_format") or layout.is_contiguous(self.shape, strides):
+        return _empty(t, self.shape, dtype or self.dtype, strides)
     order = sorted(range(self.ndim), key=lambda d: -strides[d])
     dense = _empty(t, [self.shape[d] for d in order], dtype or self.dtype)
     return t.permute(dense, [order.index(d) for d in range(self.ndim)])

@@ -9,14 +9,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from staticmem.compiler.aot import autocast, fallback
-from staticmem.compiler.aot.casts import to_copy
 from staticmem.compiler.aot.functionalization import Storages
 from staticmem.compiler.aot.registry import lookup
 from staticmem.compiler.aot.tracer import Gradients, Tracer
 from staticmem.compiler.checkpoints import Checkpointed, Marks
 from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node
 from staticmem.eager.strides import Form
-from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import FUNCTION, REQUIRES_GRAD, Frame, Graph, Op, Ref
 from staticmem.ops import registry as rules
@@ -126,7 +124,7 @@ class _Trace:
             return
         if self.cast is not None and self.cast.applies(op):
             if self.cast.is_upcast(op, args, kwargs):
-                self._upcast(op, args[0])
+                self._upcast(op, args, kwargs)
                 return
             args, kwargs = self.cast.arguments(op, args, kwargs)
         target, writes = op.target, rules.in_place(op.base)
@@ -242,12 +240,13 @@ class _Trace:
         every = (*returned, *[gradients.get(node) for node in primals])
         return JointGraph(nodes, every, len(returned), primals, tuple(tangents), tuple(self.owned), dict(t.fallbacks))
 
-    def _upcast(self, op: Op, source: Node) -> None:
+    def _upcast(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """A cast to float32 that did nothing in the export: inside the module its name is the copy, outside the input
         (as in `engine.interpreter`)."""
-        name = op.outputs[0]
-        self.env[name] = to_copy(self.t, source, dtypes.float32)
-        self.outside[name] = (op.modules, source)
+        name, function = op.outputs[0], lookup(op.target)
+        assert function is not None
+        self.env[name] = function(self.t, *args, **kwargs)
+        self.outside[name] = (op.modules, args[0])
 
     def _resolve(self, arg: Any, op: Op) -> Any:
         if isinstance(arg, Ref):

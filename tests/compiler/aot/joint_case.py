@@ -20,11 +20,10 @@ from observe import Case
 from our_joint import Program, ours
 from torch._functorch.aot_autograd import aot_function
 from torch.utils._pytree import tree_leaves
-from torch_side import group, make
+from torch_side import convert, group, make
 
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node
 from staticmem.eager.strides import Form
-from staticmem.ir.dtypes import DType
 
 __all__ = ["ours", "real", "text", "traced_module"]
 _SEEDS = ("prims::inductor_seeds", "prims::inductor_lookup_seed")
@@ -95,19 +94,11 @@ def _call(target: str, *args: Any, **kwargs: Any) -> Any:
     name, _, overload = name.partition(".")
     packet = getattr(getattr(torch.ops, namespace), name)
     function = getattr(packet, overload) if overload else packet
-    named = {key: _converted(value, key) for key, value in kwargs.items()}
-    converted = [_converted(a) for a in args]
+    named = {key: convert(value, key) for key, value in kwargs.items()}
+    converted = [convert(a) for a in args]
     if not any(isinstance(t, torch.Tensor) for t in tree_leaves([converted, named])):
         named["device"] = torch.device(_DEVICE[-1])
     return function(*converted, **named)
-
-
-def _converted(value: Any, key: str = "") -> Any:
-    if isinstance(value, DType):
-        return getattr(torch, value.name)
-    if isinstance(value, (tuple, list)):
-        return [_converted(v) for v in value]
-    return getattr(torch, value) if key == "memory_format" else value
 
 
 def lost_gradients(outputs: Sequence[Any], pattern: Sequence[bool]) -> bool:
