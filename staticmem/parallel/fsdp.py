@@ -5,7 +5,8 @@ forward and of its backward; the last group, of all that is in no block, stays g
 its backward. Sources: torch/distributed/fsdp/_fully_shard of PyTorch 2.13:
 
 - _fsdp_param.py, `_init_sharded_param`: shards, padded; `alloc_all_gather_outputs`.
-- _fsdp_collectives.py, `foreach_all_gather` (one flat output for a block, copied into each parameter),
+- _fsdp_collectives.py, `foreach_all_gather` (one flat output for a block, copied into each parameter; in bytes where
+  their types differ),
   `foreach_reduce` (flat input of all gradients of a block, one flat output that the sharded gradients are views of).
   Each backward reduces its own gradients: `_take_unsharded_grads_to_reduce` leaves None in the unsharded parameters, so
   that those of the next micro-batch are taken as the first were, and `foreach_reduce` adds shards to shards.
@@ -27,7 +28,7 @@ from math import prod
 from typing import TypeAlias
 
 from staticmem.errors import UsageError
-from staticmem.ir.dtypes import DType, float32
+from staticmem.ir.dtypes import DType, float32, uint8
 from staticmem.ir.graph import Value
 from staticmem.parallel.blocks import ROOT, Run, block_of_name, forward_ends
 from staticmem.parallel.rewrite import BEFORE, END_OF_PHASE, Piece, Position, Rewrite, Weight, ceil_div
@@ -76,7 +77,13 @@ class _Group:
         self.gathered: list[Piece] = []
 
     def compute(self, weight: Weight) -> DType:
-        return self.precision.compute or weight.storage.dtype
+        """The type in which a parameter is gathered. Packed numbers stay as they are (`init_dtype_attrs`)."""
+        dtype = weight.storage.dtype
+        return self.precision.compute or dtype if dtype.is_floating_point else dtype
+
+    def cast(self) -> list[Weight]:
+        """The parameters whose shards have another type, of which a copy is gathered."""
+        return [w for w in self.weights if self.precision.of_shards(w, w.storage.dtype) is not self.compute(w)]
 
 
 _Units: TypeAlias = "dict[str, list[_Group]]"  # by block: its groups in the order of their all-gathers
@@ -104,12 +111,14 @@ class _Fsdp:
             return
         cast = None
         holder = f"the all-gather of {group.label}"
-        dtype = group.compute(group.weights[0])
-        nbytes = sum(group.compute(w).nbytes(n) for w, n in zip(group.weights, group.shards.values(), strict=True))
-        if self.precision.compute is not None:
-            shards = f"{holder}: its shards in {dtype.name}"
-            cast = self.r.add("shards, cast", nbytes, dtype, at, "FSDP cast", shards, stream=True)
-        nbytes *= group.ranks
+        types = {group.compute(weight) for weight in group.weights}
+        dtype = types.pop() if len(types) == 1 else uint8
+        if copied := group.cast():
+            compute = group.compute(copied[0])
+            shards = f"{holder}: its shards in {compute.name}"
+            nbytes = compute.nbytes(sum(group.shards[id(weight)] for weight in copied))
+            cast = self.r.add("shards, cast", nbytes, compute, at, "FSDP cast", shards, stream=True)
+        nbytes = group.ranks * sum(group.compute(w).nbytes(group.shards[id(w)]) for w in group.weights)
         group.flat = self.r.add("all-gather", nbytes, dtype, at, "FSDP all-gather", holder, stream=True)
         if cast is not None:
             self.r.end(cast, at)
@@ -120,10 +129,11 @@ class _Fsdp:
             return
         call, holder = "FSDP copy-out", f"gathered for {group.label}"
         temporary: list[Piece] = []
+        copied = {id(weight) for weight in group.cast()} if alone else set()
         for weight in group.weights:
             dtype = group.compute(weight)
             nbytes = dtype.nbytes(group.shards[id(weight)] * group.ranks)
-            if alone and self.precision.compute is not None:
+            if id(weight) in copied:
                 of = f"a shard of {group.label} in {dtype.name}"
                 temporary.append(self.r.add("shard, cast", nbytes, dtype, at, "FSDP cast", of))
                 for cast in temporary[:-1]:
@@ -329,6 +339,8 @@ def apply(
             fsdp.reshard(group, (rewrite.trace.ticks, END_OF_PHASE))
     largest = max(groups, key=lambda g: g.numel * g.ranks)
     notes = [f"FSDP2: {len(groups)} groups; the largest is {largest.label}"]
+    if any(not w.storage.dtype.is_floating_point for w in weights):
+        notes.append("FSDP2 divides packed weights; their statistics (absmax) are no parameters and are on every rank")
     return notes if paths else [*notes, "no blocks that repeat: the whole model is one group, gathered at once"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from staticmem.errors import UsageError
+from staticmem.scenario.adapters import Quantized
 from staticmem.scenario.step import GRAPH_MODES, WHOLE
 
 
@@ -59,3 +60,19 @@ def check_expert_parallel(ranks: int, parallel: str | None, devices: int | None,
                 f"Leave {flag} out.",
                 code="SM109",
             )
+
+
+def check_packed_weights(quantized: Quantized, parallel: str) -> None:
+    """Raises UsageError where how a strategy divides packed weights is not covered. Those that divide what is trained
+    alone leave them whole."""
+    if parallel == "ddp" or (not quantized.weight_only and parallel in ("zero1", "zero2")):
+        return
+    if parallel == "fsdp" and quantized.bits == 4 and not quantized.weight_only:
+        return
+    others = "ddp" if quantized.weight_only else "ddp, zero1 or zero2" if quantized.bits == 8 else "ddp, zero2 or fsdp"
+    raise UsageError(
+        f"--quantize {quantized.name} and --parallel {parallel} cannot be combined",
+        "How the strategy divides packed weights and their statistics is not covered.",
+        f"Leave one of them out, or use --parallel {others}.",
+        code="SM188",
+    )

@@ -19,7 +19,7 @@ from staticmem.ir.record import record
 from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
 from staticmem.scenario.losses import has_terms, loss_text
 from staticmem.scenario.low_rank import LOW_RANK, REFUSED, LowRank, args_text, low_rank_of, split_targets
-from staticmem.scenario.on_ranks import check_compiled_rank, check_expert_parallel
+from staticmem.scenario.on_ranks import check_compiled_rank, check_expert_parallel, check_packed_weights
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.sampling import EXAMPLE, GREEDY, sampling_of
@@ -448,15 +448,10 @@ class Request(Levers):
                     code="SM188",
                 )
             return None, dtype
-        if self.parallel is not None and self.parallel != "ddp":
-            raise UsageError(
-                f"--quantize and --parallel {self.parallel} cannot be combined",
-                "How a strategy divides packed weights is not covered.",
-                "Leave one of them out, or use --parallel ddp.",
-                code="SM188",
-            )
         prepared = self.kbit_training and mode == "train"
         quantized = Quantized(name, dtype or amp or dtypes.float32, prepared, dtype)
+        if self.parallel is not None:
+            check_packed_weights(quantized, self.parallel)
         return quantized, None if prepared else dtype
 
     def _generation(self, mode: str) -> Generation | None:

@@ -46,6 +46,47 @@ class Net(nn.Module):  # type: ignore[misc]
         return self.head(self.norm(x))
 
 
+class _Product(torch.autograd.Function):  # type: ignore[misc]
+    """A product with a packed weight, which is unpacked for each: `MatMul4Bit` of bitsandbytes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, packed: Any, bias: Any, shape: tuple[int, int]) -> Any:
+        ctx.packed, ctx.shape = packed, shape
+        return nn.functional.linear(x, x.new_empty(shape), bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad @ grad.new_empty(ctx.shape), None, None, None
+
+
+class Packed(nn.Module):  # type: ignore[misc]
+    """`Linear4bit` of bitsandbytes in this type: two numbers a byte, and statistics that are no buffers."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros((inputs * outputs // 2, 1), dtype=torch.uint8), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(outputs, dtype=dtype), requires_grad=False)
+        self.statistics = torch.zeros(-(-inputs * outputs // 64)), torch.zeros(16)
+        self.shape, self.dtype = (outputs, inputs), dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = _Product.apply(x.to(self.dtype), self.weight, self.bias.to(self.dtype), self.shape)
+        return out.to(x.dtype)
+
+
+class Adapted(nn.Module):  # type: ignore[misc]
+    """Beside it an adapter of rank 8 in float32, as `LoraLayer` of PEFT."""
+
+    def __init__(self, base: nn.Linear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.base = Packed(base.in_features, base.out_features, dtype)
+        self.down, self.up = nn.Linear(base.in_features, 8, bias=False), nn.Linear(8, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out, kept = self.base(x), x.dtype
+        return (out + self.up(self.down(x.to(self.down.weight.dtype))) * 2.0).to(kept)
+
+
 def export(path: Path) -> None:
     """`tests/data/graphs/mlp_blocks.pt2`, without weights."""
     with torch.device("meta"):
@@ -100,10 +141,11 @@ def shard(model: nn.Module, ranks: int, mixed: bool) -> None:
 
 def peak(
     strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2, outputs: str = "dropped",
-    accumulate: int = 1, set_to_none: bool = True, frozen: bool = False, half: bool = False,
+    accumulate: int = 1, set_to_none: bool = True, frozen: bool = False, half: bool = False, packed: bool = False,
 ) -> int:  # fmt: skip
     """The peak of the third step of AdamW on rank 0. Each of the micro-batches reduces its gradients. `frozen`: only
-    the norms are trained; `half`: the model is in bfloat16 before it is divided."""
+    the norms are trained; `half`: the model is in bfloat16 before it is divided; `packed`: adapters are trained beside
+    packed weights."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     ddp = strategy == "ddp"
@@ -112,19 +154,27 @@ def peak(
         warnings.simplefilter("ignore")
         dist.init_process_group(backend, store=store, rank=0, world_size=1 if ddp else ranks)
         try:
-            return _step_peak(strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none, frozen, half)
+            return _step_peak(
+                strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none, frozen, half, packed
+            )
         finally:
             dist.destroy_process_group()
 
 
 def _step_peak(
     strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, outputs: str, accumulate: int, set_to_none: bool,
-    frozen: bool, half: bool,
+    frozen: bool, half: bool, packed: bool,
 ) -> int:  # fmt: skip
     model: nn.Module = Net().train().to(torch.bfloat16 if half else torch.float32)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(not frozen or "norm" in name)
+        parameter.requires_grad_(not packed and (not frozen or "norm" in name))
     live = Live()
+    for layer in model.layers if packed else ():
+        for name in ("up", "down"):
+            adapted = Adapted(getattr(layer, name), torch.bfloat16 if half or mixed else torch.float32)
+            setattr(layer, name, adapted)
+            for value in adapted.base.statistics:
+                live.see(value)
     with live:
         if strategy == "fsdp":
             live.__exit__(None, None, None)

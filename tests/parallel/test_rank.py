@@ -99,6 +99,52 @@ def test_adapters_are_divided_as_pytorch_divides_them(ranks: int, words: dict[st
     assert one.lifetimes.peak_bytes == measured
 
 
+# Adapters beside packed weights (`rank_models.Packed`) in the same blocks. Statistics are whole on each rank.
+PACKED: list[tuple[int, dict[str, Any], int]] = [
+    (2, {}, 1598464), (4, {"batch": 16}, 6053888), (4, {"half": True}, 829952), (3, {"half": True}, 881152),
+    (4, {"mixed": True}, 821760), (2, {"mixed": True, "batch": 8}, 2006016), (4, {"half": True, "mixed": True}, 758272),
+    (4, {"half": True, "accumulate": 2}, 848384), (2, {"half": True, "outputs": "held"}, 1018880),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ranks", "words", "measured"), PACKED)
+def test_packed_weights_are_divided_as_pytorch_divides_them(ranks: int, words: dict[str, Any], measured: int) -> None:
+    asked: dict[str, Any] = {key: words[key] for key in ("batch", "accumulate", "outputs") if key in words}
+    asked |= {"dtype": "bf16" if words.get("half") else None, "amp": "bf16" if words.get("mixed") else None}
+    one = study(lora="r=8,targets=up+down", quantize="nf4", parallel="fsdp", devices=ranks, **asked)
+    assert one.lifetimes.peak_bytes == measured
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("ranks", "words", "measured"), PACKED)
+def test_pytorch_still_divides_packed_weights_so(ranks: int, words: dict[str, Any], measured: int) -> None:
+    from rank_models import peak
+
+    assert peak("fsdp", ranks, packed=True, **words) == measured
+
+
+@pytest.mark.parametrize(
+    ("quantize", "strategy"), [("nf4", "zero3"), ("nf4", "tp"), ("fp4", "pp"), ("int8", "fsdp"), ("int8wo", "fsdp")]
+)
+def test_strategies_whose_division_of_packed_weights_is_not_covered(quantize: str, strategy: str) -> None:
+    words = {"mode": "infer"} if quantize == "int8wo" else {"lora": "r=8,targets=up+down"}
+    with pytest.raises(UsageError, match=f"--quantize {quantize} and --parallel {strategy}") as error:
+        Study.open(BLOCKS, request_of({"batch": 2, "quantize": quantize, "parallel": strategy, "devices": 2, **words}))
+    assert error.value.code == "SM188"
+
+
+def test_deepspeed_leaves_packed_weights_whole() -> None:
+    """ZeRO-2 flattens what it updates: the adapters."""
+    words: dict[str, Any] = {"lora": "r=8,targets=up+down", "quantize": "nf4", "dtype": "bf16", "optimizer": "adamw"}
+
+    def packed(**more: Any) -> list[tuple[str, int]]:
+        buffers = study(**words, **more).result.trace.buffers
+        return [(b.name, b.nbytes) for b in buffers if b.dtype.name == "uint8" and b.category == "parameter"]
+
+    assert len(packed()) == 2 * LAYERS
+    assert packed(parallel="zero2", devices=4) == packed()
+
+
 def test_deepspeed_casts_adapters_with_the_model() -> None:
     """`module.bfloat16()` (runtime/engine.py): buckets and the flat parameters are in 16 bit, master weights not."""
     one = study(lora="r=8,targets=up+down", parallel="zero2", devices=2, dtype="bf16")
