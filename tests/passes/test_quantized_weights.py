@@ -143,7 +143,7 @@ def test_prepared_models_are_in_float32_but_for_products() -> None:
 WRONG: dict[str, dict[str, Any]] = {
     "weights without adapters": {"mode": "train", "quantize": "nf4"},
     "prepared without quantised weights": {"mode": "train", "kbit_training": True},
-    "divided weights": {"mode": "infer", "quantize": "nf4", "parallel": "fsdp", "devices": 2},
+    "divided weights": {"mode": "infer", "quantize": "nf4", "parallel": "zero3", "devices": 2},
 }
 
 
