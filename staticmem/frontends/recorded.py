@@ -69,6 +69,9 @@ class RecordedModel:
                 fields.text(name): fields.text(size)
                 for name, size in fields.mapping(self.document.get("replaced", {})).items()
             }
+            embeddings = fields.mapping(self.document.get("input_embeddings", {"paths": [], "require_grad": False}))
+            paths = tuple(fields.text(path) for path in fields.items(embeddings["paths"]))
+            self.input_embeddings = paths, fields.boolean(embeddings["require_grad"])
             self.sizes = traced_sizes.of_content(self.document["sizes"])
             of_training = {**self.document["sizes"], "conditions": self.document.get("training_conditions", [])}
             self.training_sizes = traced_sizes.of_content(of_training)
@@ -216,6 +219,7 @@ class _Program:
             last_held, lasting, kept, regions, self.functions, loss, enables_grad, frozenset(self.read_again), unread,
             dict(zip(outputs, shapes, strict=bool(shapes))),
             self.cast is not None,
+            *self.model.input_embeddings,
         )  # fmt: skip
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,

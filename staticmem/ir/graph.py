@@ -275,6 +275,8 @@ class Recorded:
         unread: values that module calls are given and that none of their ops reads, by the frame of the call.
         output_shapes: shapes of the outputs by name, where the recording has them. A step checks them when it has run.
         cast: the code ran in the module cast to 16 bits, so that the dtypes of ops are those of the cast module.
+        input_embeddings: modules whose results `enable_input_require_grads()` of transformers makes require a gradient.
+        requires_input_grads: that was called.
     """
 
     last_held: Mapping[str, int]
@@ -288,6 +290,8 @@ class Recorded:
     unread: Mapping[Frame, tuple[str, ...]] = field(default_factory=dict)
     output_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     cast: bool = False
+    input_embeddings: tuple[str, ...] = ()
+    requires_input_grads: bool = False
 
 
 @record(frozen=True, slots=True)

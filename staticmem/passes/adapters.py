@@ -13,7 +13,7 @@ peft/tuners/lora/bnb.py (`Linear4bit.forward`, `Linear8bitLt.forward`), peft/tun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,11 +33,13 @@ from staticmem.passes.layers import (
     output_head,
     without_modules,
 )
+from staticmem.passes.module_spans import calls_of
 from staticmem.scenario.adapters import ALL_LINEAR, Lora
 
 if TYPE_CHECKING:
     from staticmem.passes.pipeline import Asked, AskedLora
 
+_ATTENTION_CLASS = "torch.nn.modules.activation.MultiheadAttention"
 _LINEAR_CLASS, _DROPOUT_CLASS = "torch.nn.modules.linear.Linear", "torch.nn.modules.dropout.Dropout"
 _DORA_CLASS = "peft.tuners.lora.dora.DoraLinearLayer"
 _CLASSES = {
@@ -66,7 +68,9 @@ def insert(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     stretches: list[list[Op]] = [[op] for op in graph.ops]
     for layer in chosen:
         adapters.beside(layer, stretches)
-    if lora.input_grads:
+    for path, weight in _never_run(graph, lora):
+        adapters.beside_unused(path, weight)
+    if lora.input_grads or (graph.recorded is not None and graph.recorded.requires_input_grads):
         adapters.require_input_gradients(layers, stretches)
     changed = with_ops(graph, stretches, adapters.variables, ends=adapters.ends)
     parameters = _frozen_with(graph.parameters, adapters.added)
@@ -85,6 +89,9 @@ def _notes(lora: Lora, chosen: Sequence[Layer], adapters: _Adapters, graph: Grap
         f"{kind} of rank {lora.r} beside {len(paths)} layers ({_listed(paths)}): {trained:,} parameters are trained, "
         f"in {dtype.name if dtype is not None else 'the type of their layers'}; all others are frozen"
     )
+    leaves = list(dict.fromkeys(op.modules[-1].path for op in graph.ops if op.target == REQUIRES_GRAD and op.kwargs))
+    if leaves:
+        text += f"; the result of {' and '.join(leaves)} requires a gradient"
     return [Note("assumption", "SM275", text, len(paths))]
 
 
@@ -116,6 +123,18 @@ def _targets(graph: Graph, layers: Sequence[Layer], lora: Lora) -> list[Layer]:
     if not saved:
         raise _no_match(layers, lora)
     return saved
+
+
+def _never_run(graph: Graph, lora: Lora) -> Iterator[tuple[str, Parameter]]:
+    """The last layers of nn.MultiheadAttention that PEFT would match. They are an nn.Linear, whose weight alone is read
+    (torch/nn/modules/activation.py, `MultiheadAttention.forward`): an adapter beside one is there and never runs."""
+    weights = {p.fqn: p for p in graph.parameters}
+    paths = dict.fromkeys(f.path for op in graph.ops for f in op.modules if f.cls == _ATTENTION_CLASS)
+    layers = [f"{path}.out_proj" for path in paths if f"{path}.out_proj.weight" in weights]
+    matches = (lambda path: True) if lora.all_linear else _matcher(lora, layers)
+    for path in layers:
+        if matches(path) and not _within(path, lora.save):
+            yield path, weights[f"{path}.weight"]
 
 
 def _of_transformers(graph: Graph) -> bool:
@@ -185,7 +204,7 @@ class _Adapters:
     """Adapters of a graph. `added` has the parameters to place behind that of each layer."""
 
     def __init__(self, graph: Graph, asked: AskedLora) -> None:
-        self.asked, self.lora, self.names = asked, asked.lora, names_of(graph)
+        self.graph, self.asked, self.lora, self.names = graph, asked, asked.lora, names_of(graph)
         self.added: dict[str, list[Parameter]] = {}
         self.variables: dict[str, str] = {}
         self.ends: dict[str, str] = {}  # views and their bases within layers: the sum has a storage of its own
@@ -309,6 +328,13 @@ class _Adapters:
             self.variables[name] = new.ops[-1].name
         return new.ops
 
+    def beside_unused(self, path: str, weight: Parameter) -> None:
+        """Adds the parameters of an adapter that never runs."""
+        rows, columns = weight.value.shape or (0, 0)
+        r = self.lora.r
+        layer = Layer(path, "", LINEAR, 0, 0, 0, "", "", weight, None, (columns, rows))
+        self._parameters(layer, "lora_A", "lora_B", (r, columns), (rows, r))
+
     def _parameters(
         self, layer: Layer, first: str, second: str, a: tuple[int, int], b: tuple[int, int], weights: bool = True
     ) -> tuple[str, str]:
@@ -334,7 +360,14 @@ class _Adapters:
         return self.owned[layer.path]
 
     def require_input_gradients(self, layers: Sequence[Layer], stretches: list[list[Op]]) -> None:
-        """`enable_input_require_grads()`: a hook of the input embeddings, the first that the model looks up in."""
+        """`enable_input_require_grads()`: a hook of the input embeddings. A recording has their modules; else it is the
+        first embedding that the model looks up in."""
+        recorded = self.graph.recorded
+        if recorded is not None and recorded.input_embeddings:
+            for call in calls_of(self.graph):
+                if call.path in recorded.input_embeddings:
+                    self._make_leaf(stretches[call.end - 1])
+            return
         layer = next((layer for layer in layers if layer.kind == EMBEDDING), None)
         if layer is None:
             raise UsageError(
@@ -343,10 +376,19 @@ class _Adapters:
                 "Leave it out: a model whose inputs are floating-point numbers has --input-grad.",
                 code="SM187",
             )
-        last = stretches[layer.end - 1]
-        new = _Code(last[-1], layer, self.names)
-        new.require_gradient(layer.output)
-        last += new.ops
+        self._make_leaf(stretches[layer.end - 1])
+
+    def _make_leaf(self, stretch: list[Op]) -> None:
+        """Makes the result of the last op of a module a leaf."""
+        like = next(op for op in reversed(stretch) if op.outputs and op.base != "aten::sym_size")
+        stretch.append(_leaf(like, like.outputs[0], self.names))
+
+
+def _leaf(like: Op, value: str, names: set[str]) -> Op:
+    """The op that makes a value a leaf of the graph that the loss holds, behind the op `like`."""
+    kwargs: dict[str, Arg] = {"leaf": True}
+    name = unused_name(f"{value}::requires_grad", names)
+    return Op(name, REQUIRES_GRAD, (Ref(value),), kwargs, (), like.modules, stack=like.stack)
 
 
 class _Code:
@@ -363,10 +405,7 @@ class _Code:
         return name
 
     def require_gradient(self, value: str) -> None:
-        """Makes a value a leaf of the graph that the loss holds."""
-        like, name = self.like, unused_name(f"{self.layer.output}::requires_grad", self.names)
-        kwargs: dict[str, Arg] = {"leaf": True}
-        self.ops.append(Op(name, REQUIRES_GRAD, (Ref(value),), kwargs, (), like.modules, stack=like.stack))
+        self.ops.append(_leaf(self.like, value, self.names))
 
     def product(self, around: tuple[Frame, ...], x: str, a: str, b: str) -> str:
         """B(A(x))."""

@@ -28,6 +28,7 @@ from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import gpu, halved, rows, tracing
 from staticmem.recording.functions import recorded
 from staticmem.recording.inner_autograd import recorded_autograd
+from staticmem.recording.input_embeddings import input_embeddings
 from staticmem.recording.known_answers import known_answers
 from staticmem.recording.patched import watched_calls
 from staticmem.recording.plain_integers import symbolic_integers
@@ -177,7 +178,7 @@ class _Call:
             "buffers": rows.owned((owned_row(*b, False) for b in buffers), False),
             "targets": list(self.targets), "stacks": rows.stacks(list(self.stacks)),
             "functions": programs.functions, "programs": programs.programs,
-            **({"halved": programs.halved} if programs.halved else {}),
+            **({"halved": programs.halved} if programs.halved else {}), **input_embeddings(self.module),
         }  # fmt: skip
 
     def _add_halved(
