@@ -63,6 +63,19 @@ def test_the_backward_of_custom_functions_is_in_the_compiled_graph(name: str, am
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize(("amp", "measured"), [(None, 24_146_432), ("bf16", 15_215_104)])
+def test_gradients_of_convolutions_are_copied_to_the_order_of_the_kernel(amp: str | None, measured: int) -> None:
+    """`flatten(2).transpose(1, 2)` of scores: their gradient comes in channels last, and is made contiguous. Peaks are
+    of Inductor's code of PyTorch 2.14.1, run without a GPU, with AdamW and the mean of the scores as loss."""
+    import torch
+    from several_outputs import Detector
+
+    options = {"optimizer": "adamw", "loss": "mean", "outputs": "dropped", "compile": True, "amp": amp}
+    study = Study.open(Detector().train(), request_of(options), (torch.empty(4, 3, 160, 160),))
+    assert study.lifetimes.peak_bytes == measured
+
+
+@pytest.mark.torch
 def test_a_function_that_runs_autograd_itself_runs_eagerly() -> None:
     """The code before and behind it is compiled, and gives what its backward reads."""
     study = step("again")

@@ -135,19 +135,21 @@ def convolution_backward(low: Lowering, node: Node) -> Lowered:
     for value in (values[1], values[2], values[0]):
         low.realize(value)
     last = low.layout_opt and rank == 4
+    mask = node.args[10]
+    grad, x, weight = values
     if last:
-        mask = node.args[10]
-        grad, x, weight = values
         if mask[1]:
             x, grad = low.channels_last(x), low.channels_last(grad)
         if mask[0]:
             grad, weight = low.channels_last(grad), low.channels_last(weight)
-        values = [grad, x, weight]
-    else:
-        last = rank == 4 and any(
-            (placed := v.strides()) is not None and _channels_last(v.shape, placed[0]) for v in values[1:]
-        )
-    return several(low, node, values, channels_last=last)
+    else:  # in the order of the gradients that the kernel makes (kernel/conv.py, `convolution_backward_lowering`)
+        last = any((placed := v.strides()) is not None and _channels_last(v.shape, placed[0]) for v in (x, weight))
+        order = layout.channels_last_order(rank) if last else tuple(reversed(range(rank)))
+        if mask[1]:
+            x, grad = low.require(x, order=order), low.require(grad, order=order)
+        if mask[0]:
+            grad, weight = low.require(grad, order=order), low.require(weight, order=order)
+    return several(low, node, [grad, x, weight], channels_last=last and rank == 4)
 
 
 # ---- attention
