@@ -28,9 +28,9 @@ def torch_release(name: str) -> tuple[int, int]:
 
 REFERENCE_RELEASE = torch_release(REFERENCE_TORCH)
 
-# Releases since which a step allocates or saves something else: softmax and convolution (1.11), rms_norm (2.9); the
-# files of `ops/` have the sources. Steps of the releases between two of them are equal.
-STEP_CHANGED = ((1, 0), (1, 11), (2, 9))
+# Releases since which a step allocates or saves something else: softmax and convolution (1.11), rms_norm (2.9), ring
+# attention (2.14); the files of `ops/` have the sources. Steps of the releases between two of them are equal.
+STEP_CHANGED = ((1, 0), (1, 11), (2, 9), (2, 14))
 
 
 def release_of_step(release: tuple[int, int]) -> tuple[int, int]:

@@ -197,10 +197,6 @@ def _float_mask(e: Eager, mask: Tensor, query: Tensor) -> Tensor:
     return e.pointwise("aten.where.self", mask, dtype=query.dtype)
 
 
-def _seeds(e: Eager) -> list[Tensor]:
-    return [e.empty((), dtypes.int64) for _ in range(2)]
-
-
 def like_query(query: Operand, head: int) -> layout.Strides:
     """The result's layout follows the query's order of dimensions (`alloc_with_matching_layout`)."""
     shape = (*query.shape[:-1], head)
@@ -213,64 +209,67 @@ def like_query(query: Operand, head: int) -> layout.Strides:
     return tuple(strides)
 
 
-def _fused(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: str) -> Tensor:
+def kernel_results(
+    e: Eager, kernel: str, q: Tensor, k: Tensor, v: Tensor, logsumexp: bool = True
+) -> tuple[Tensor, list[Tensor]]:
+    """What a fused kernel makes: the result, and log-sum-exp (where asked for) with two seeds."""
     b, h, length, _ = q.shape
-    name = f"aten._scaled_dot_product_{kernel}_attention"
-    if mask is not None and mask.shape != (b, h, length, k.shape[2]):
-        mask = expand(e, mask, (b, h, length, k.shape[2]))
-    out = e.empty((b, h, length, v.shape[-1]), q.dtype, like_query(q, v.shape[-1]), f"{name}.default")
-    extras: list[Tensor] = []
-    if kernel == "flash" or e.training:
-        shape = (b, h, length, 1) if kernel == "cudnn" else (b, h, length)
-        extras.append(e.empty(shape, dtypes.float32))
-    extras += _seeds(e)
+    name, shape = f"aten._scaled_dot_product_{kernel}_attention.default", (b, h, length, v.shape[-1])
+    efficient, sums = kernel == "efficient", list[layout.Shape]()
+    out = e.empty(shape, q.dtype, _by_length(shape) if efficient else like_query(q, v.shape[-1]), name)
+    if efficient:
+        sums = [(b, h, -(-length // 32) * 32 if logsumexp else 0)]
+    elif logsumexp:
+        sums = [(b, h, length, 1) if kernel == "cudnn" else (b, h, length)]
+    return out, [*(e.empty(size, dtypes.float32) for size in sums), *(e.empty((), dtypes.int64) for _ in range(2))]
+
+
+def kernel_gradients(e: Eager, kernel: str, q: Tensor, k: Tensor, v: Tensor, dtype: dtypes.DType) -> list[Tensor]:
+    """What the backward of a fused kernel makes; `dtype` is that of the incoming gradient."""
+    e.kernel(f"aten._scaled_dot_product_{kernel}_attention_backward.default")
+    efficient = kernel == "efficient"
+    return [e.empty(t.shape, dtype, _by_length(t.shape)) if efficient else e.empty_like(t) for t in (q, k, v)]
+
+
+def _by_length(shape: layout.Shape) -> layout.Strides:
+    """Strides of [B, H, L, D] in the memory order [B, L, H, D]."""
+    s = layout.contiguous_strides((shape[0], shape[2], shape[1], shape[3]))
+    return s[0], s[2], s[1], s[3]
+
+
+def _fused(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kernel: str) -> Tensor:
+    shape = (*q.shape[:3], k.shape[2])
+    if mask is not None and mask.shape != shape:
+        mask = expand(e, mask, shape)
+    out, extras = kernel_results(e, kernel, q, k, v, kernel == "flash" or e.training)
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
-        e.kernel(f"{name}_backward.default")
-        return [e.empty_like(t) for t in (q, k, v)]
+        return kernel_gradients(e, kernel, q, k, v, q.dtype)
 
-    saves = [q, k, v, out, *extras, mask]
-    e.record(
-        f"ScaledDotProduct{kernel.title()}AttentionBackward0", out, [q, k, v], [Formula((0, 1, 2), gradients)], saves
-    )
+    node, saves = f"ScaledDotProduct{kernel.title()}AttentionBackward0", [q, k, v, out, *extras, mask]
+    e.record(node, out, [q, k, v], [Formula((0, 1, 2), gradients)], saves)
     return out
 
 
 def _efficient(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    b, h, length, _ = q.shape
     if mask is not None:
         mask = _prepare_bias(e, q, k, mask)
-    out_shape = (b, h, length, v.shape[-1])
-    bhld = layout.contiguous_strides((b, length, h, v.shape[-1]))
-    strides = (bhld[0], bhld[2], bhld[1], bhld[3])  # memory order is [B, L, H, D]
-    out = e.empty(out_shape, q.dtype, strides, "aten._scaled_dot_product_efficient_attention.default")
-    training = e.needs_grad(q, k, v, mask)
-    logsumexp = e.empty((b, h, -(-length // 32) * 32 if training else 0), dtypes.float32)
-    seeds = _seeds(e)
+    out, extras = kernel_results(e, "efficient", q, k, v, e.needs_grad(q, k, v, mask))
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         grad = grad_of(grads)
-        e.kernel("aten._scaled_dot_product_efficient_attention_backward.default")
-        results: list[Tensor | None] = [_transposed_like(e, t, grad.dtype) for t in (q, k, v)]
+        results: list[Tensor | None] = [*kernel_gradients(e, "efficient", q, k, v, grad.dtype)]
         by_mask = None
         if mask is not None and need[3]:
             last = mask.shape[-1]
             padded = -(-last // 16) * 16 if last % 16 else last
-            full = e.empty((b, h, length, padded), grad.dtype)
-            by_mask = e.alias(full, (b, h, length, last), full.strides)
+            full = e.empty((*q.shape[:3], padded), grad.dtype)
+            by_mask = e.alias(full, (*q.shape[:3], last), full.strides)
         return [*results, by_mask]
 
-    saves = [q, k, v, mask, out, logsumexp, *seeds]
-    e.record(
-        "ScaledDotProductEfficientAttentionBackward0", out, [q, k, v, mask], [Formula((0, 1, 2, 3), gradients)], saves
-    )
+    node, saves = "ScaledDotProductEfficientAttentionBackward0", [q, k, v, mask, out, *extras]
+    e.record(node, out, [q, k, v, mask], [Formula((0, 1, 2, 3), gradients)], saves)
     return out
-
-
-def _transposed_like(e: Eager, tensor: Tensor, dtype: dtypes.DType) -> Tensor:
-    b, h, length, d = tensor.shape
-    s = layout.contiguous_strides((b, length, h, d))
-    return e.empty(tensor.shape, dtype, (s[0], s[2], s[1], s[3]))
 
 
 def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:

@@ -49,8 +49,9 @@ FAMILIES = (
     "arithmetic views linear convolution normalization activations pooling softmax reduction loss factories casts "
     "attention joining indexing comparison unary binary scattering rearranging sorting recurrent resample einsum "
     "quantized distances fourier detection encoder_layer own_backward head_losses ctc bitsandbytes torchao generation "
-    "inplace_abn experts solvers"
+    "inplace_abn experts ring_attention solvers"
 ).split()
+RING_ATTENTION = "staticmem::ring_attention"  # stands for scaled_dot_product_attention of a divided sequence
 # Numbers that the engine and passes compute themselves
 _SYMBOLIC = ("operator::", "torch::sym_", "aten::sym_size", "aten::sym_numel", "aten::sym_stride")
 

@@ -17,13 +17,13 @@ from staticmem.ir.dtypes import HALVES, DType
 from staticmem.ir.graph import Graph, Note, Region
 from staticmem.liveness import liveness
 from staticmem.ops.experts import ALL_TO_ALL
-from staticmem.parallel import blocks, ddp, fsdp, pipeline, tensor, zero
+from staticmem.parallel import blocks, context, ddp, fsdp, pipeline, tensor, zero
 from staticmem.parallel.rewrite import COMMUNICATION, Rewrite, Weight
 from staticmem.passes.expert_parallel import expert_parameters
 from staticmem.scenario.adapters import in_type_of_layers, lora_of, lora_text
 from staticmem.scenario.losses import AUTO
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import OF_TRANSFORMERS, RUNS_PARTS, TITLES, ExpertShare
+from staticmem.scenario.step import OF_TRANSFORMERS, RUNS_PARTS, TITLES, ContextShare, ExpertShare
 
 DEFAULTS = zero.ZeroConfig()
 MOST_DEVICES = 65536  # more is taken for a typing mistake
@@ -38,13 +38,14 @@ _STREAMS = (
 
 @dataclass(frozen=True)
 class Strategy:
-    """One of `scenario.parallel.STRATEGIES` over `devices` ranks.
+    """One of `scenario.parallel.STRATEGIES` over `devices` ranks; without a name, the sequence alone is divided.
 
     `mixed` says that the step was run in 16-bit precision by the strategy's own mixed precision. DeepSpeed's bf16 or
     fp16 has master weights and optimizer state in float32. FSDP2's MixedPrecisionPolicy leaves shards and their state
     in the types that the model has: `model` is the type that it was cast to as a whole, `adapters` that of adapters
     beside its layers (None: as the file has it). `micro_batches` is for pipelines; None: as many as keep every stage
-    busy. `expert_ranks` share the experts of each layer, of which the step that is split has the share of one.
+    busy. `expert_ranks` share the experts of each layer, of which the step that is split has the share of one; that of
+    `context` has a part of the sequence.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Strategy:
     micro_batches: int | None = None
     bucket_view: bool = False
     expert_ranks: int = 1
+    context: ContextShare | None = None
     zero: zero.ZeroConfig = DEFAULTS
     model: DType | None = None
     adapters: DType | None = None
@@ -73,7 +75,8 @@ def strategy_of(request: Request) -> Strategy:
     Raises:
         UsageError: no number of devices was given.
     """
-    assert request.parallel is not None
+    if request.parallel is None:
+        return Strategy("", request.context_parallel or 1)
     if request.devices is None:
         raise UsageError(
             f"--parallel {request.parallel} needs --devices",
@@ -127,6 +130,13 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
     """
     if strategy.devices == 1:
         return result
+    share = strategy.context
+    if not strategy.name:
+        rewrite = Rewrite(result.trace)
+        if share is not None:
+            context.apply(rewrite, share)
+        text = "ranks of context parallelism add their gradients up in place: that is the training loop's task"
+        return _with_notes(replace(result, trace=rewrite.build()), [text, _STREAMS])
     training = any(name == "backward" for name, _ in result.trace.phases)
     if not training and strategy.name in ("ddp", "zero1", "zero2"):
         text = f"{TITLES[strategy.name]} changes nothing in inference: every device has the whole model"
@@ -167,6 +177,8 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
                     piece.category = COMMUNICATION
             experts = fsdp.Experts(names, strategy.expert_ranks, ranks // strategy.expert_ranks)
         notes = [*fsdp.apply(rewrite, weights, paths, runs, ranks, precision, experts), _STREAMS]
+        if share is not None:
+            context.apply(rewrite, share)
     elif name == "tp":
         notes = _tensor(rewrite, weights, result, paths, ranks)
     else:

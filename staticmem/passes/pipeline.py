@@ -29,7 +29,7 @@ from staticmem.scenario.step import HEAD_LOSSES
 if TYPE_CHECKING:
     from staticmem.ir.dtypes import DType
     from staticmem.scenario.adapters import Lora, Quantized
-    from staticmem.scenario.step import ExpertShare, Scenario
+    from staticmem.scenario.step import ContextShare, ExpertShare, Scenario
 
 
 @record(frozen=True, slots=True)
@@ -139,6 +139,7 @@ class Asked:
     quantize: Quantized | None = None
     inplace_abn: bool = False
     experts: ExpertShare | None = None
+    context: ContextShare | None = None
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -472,6 +473,12 @@ STEP = (
         "expert_parallel:split_experts", option="experts",
     ),
     Pass(
+        "context parallelism",
+        "nothing that the file lost: attention of one rank of several, which have a part of the sequence each",
+        "torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention",
+        "context_parallel:split_sequence", option="context",
+    ),
+    Pass(
         "loss of the last linear layer",
         "nothing that the file lost: it adds the loss of --loss, in which the last linear layer may run",
         "transformers/loss/loss_utils.py, torchtune/modules/loss, liger_kernel/ops/fused_linear_cross_entropy.py",
@@ -483,15 +490,9 @@ STEP = (
 
 
 _ON_RECORDINGS = (
-    "products of experts",
-    "batch norms in place",
-    "trained parameters",
-    "frozen parameters",
-    "quantised weights",
-    "adapters",
-    "expert parallelism",
-    "loss of the last linear layer",
-)
+    "products of experts", "batch norms in place", "trained parameters", "frozen parameters", "quantised weights",
+    "adapters", "expert parallelism", "context parallelism", "loss of the last linear layer",
+)  # fmt: skip
 DECODER = tuple(each for each in STEP if each.name != "attention masks")
 """Passes over a decoder for generation, which makes the masks of its steps itself (`passes.generation`)."""
 
@@ -590,7 +591,7 @@ def for_step(
         lora = AskedLora(scenario.lora, scenario.amp, scenario.dtype, training)
     asked = Asked(
         training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, logits, lora,
-        scenario.quantize, scenario.inplace_abn, scenario.experts,
+        scenario.quantize, scenario.inplace_abn, scenario.experts, scenario.context,
     )  # fmt: skip
     return run(passes, graph, asked)
 

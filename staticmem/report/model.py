@@ -73,6 +73,7 @@ class ScenarioInfo:
     compile_optimizer: bool = False
     compile_mode: str = "default"
     expert_parallel: int | None = None
+    context_parallel: int | None = None
 
 
 @guarded(frozen=True, slots=True)

@@ -116,6 +116,8 @@ def step_name(report: Report) -> str:
         parts.append(f"{TITLES.get(scenario.parallel, scenario.parallel)}, one of {scenario.devices} devices")
     if scenario.expert_parallel is not None:
         parts.append(f"experts over {scenario.expert_parallel} ranks")
+    if scenario.context_parallel is not None:
+        parts.append(f"sequence over {scenario.context_parallel} ranks")
     return ", ".join(parts)
 
 

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 from staticmem.errors import UsageError
 from staticmem.scenario.adapters import Quantized
-from staticmem.scenario.step import GRAPH_MODES, WHOLE
+from staticmem.scenario.low_rank import LOW_RANK
+from staticmem.scenario.step import GRAPH_MODES, TORCHAO, WHOLE
+
+MOST_RANKS = 1024  # that share a sequence; a step runs as many turns
 
 
 def check_compiled_rank(parallel: str, compiled: tuple[str, ...], mode: str) -> None:
@@ -31,6 +34,24 @@ def check_compiled_rank(parallel: str, compiled: tuple[str, ...], mode: str) -> 
             "The hooks of FSDP2 around each block break the compiled graph there, in ways that are not covered.",
             "Compile the blocks: --compile and the name of their class.",
             code="SM167",
+        )
+
+
+def check_optimizer_on_ranks(optimizer: str | None, parallel: str | None) -> None:
+    """Raises UsageError where what an optimizer does with divided parameters is not covered."""
+    whole = {
+        **dict.fromkeys(
+            ("muon", *LOW_RANK),
+            "It reads whole matrices, and how a library divides its work among GPUs is not covered.",
+        ),
+        **dict.fromkeys(TORCHAO, "Which blocks of a divided parameter its states have is not covered."),
+    }
+    if optimizer in whole and parallel not in (None, "ddp"):
+        raise UsageError(
+            f"{optimizer} and --parallel {parallel} cannot be combined",
+            whole[optimizer],
+            "Use --parallel ddp, or --optimizer adamw.",
+            code="SM127",
         )
 
 
@@ -76,3 +97,42 @@ def check_packed_weights(quantized: Quantized, parallel: str) -> None:
         f"Leave one of them out, or use --parallel {others}.",
         code="SM188",
     )
+
+
+def check_context_parallel(ranks: int, parallel: str | None, devices: int | None, others: Mapping[str, bool]) -> None:
+    """Raises UsageError where ranks cannot share the sequence, or what they would do is not covered. `others` as in
+    `check_expert_parallel`."""
+    what = f"--context-parallel {ranks}"
+    if not 1 <= ranks <= MOST_RANKS:
+        raise UsageError(
+            f"{what} is out of range",
+            f"It is a number of ranks from 1 to {MOST_RANKS:,}.",
+            "Example: --context-parallel 4",
+            code="SM243",
+        )
+    if parallel not in (None, "fsdp"):
+        raise UsageError(
+            f"{what} and --parallel {parallel} cannot be combined",
+            "Context parallelism is covered alone and beside FSDP2, whose shards are divided over its ranks too.",
+            f"Example: --parallel fsdp --devices {2 * ranks} --context-parallel {ranks}",
+            code="SM243",
+        )
+    if parallel is None and devices not in (None, ranks):
+        raise UsageError(
+            f"{what} alone is on {ranks} devices, not {devices}",
+            "Beside it nothing is divided over further devices.",
+            "Leave --devices out, or add --parallel fsdp.",
+            code="SM243",
+        )
+    if parallel is not None and devices is not None and devices % ranks:
+        raise UsageError(
+            f"{what} does not divide --devices {devices}",
+            "The devices are groups of ranks, and the ranks of each group share the sequence of its samples.",
+            "Give a divisor of the number of devices.",
+            code="SM243",
+        )
+    for flag, asked in others.items():
+        if asked and ranks > 1:
+            why = "What they do together is not covered."
+            why = "PyTorch divides its fused kernels alone." if flag == "--sdpa math" else why
+            raise UsageError(f"{what} and {flag} cannot be combined", why, f"Leave {flag} out.", code="SM243")

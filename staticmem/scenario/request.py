@@ -19,11 +19,19 @@ from staticmem.ir.record import record
 from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
 from staticmem.scenario.losses import has_terms, loss_text
 from staticmem.scenario.low_rank import LOW_RANK, REFUSED, LowRank, args_text, low_rank_of, split_targets
-from staticmem.scenario.on_ranks import check_compiled_rank, check_expert_parallel, check_packed_weights
+from staticmem.scenario.on_ranks import (
+    check_compiled_rank,
+    check_context_parallel,
+    check_expert_parallel,
+    check_optimizer_on_ranks,
+    check_packed_weights,
+)
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.sampling import EXAMPLE, GREEDY, sampling_of
 from staticmem.scenario.step import (
+    ALL_GATHER,
+    ALL_TO_ALL,
     CACHES,
     COMPILE_MODES,
     DEFAULT_MODE,
@@ -33,10 +41,11 @@ from staticmem.scenario.step import (
     MAX_LABELS,
     ON_GPU,
     OPTIMIZERS,
+    ROTATE_METHODS,
     RUNS_PARTS,
     STRATEGIES,
-    TORCHAO,
     WHOLE,
+    ContextShare,
     ExpertShare,
     Generation,
     Levers,
@@ -49,6 +58,7 @@ GENERATE = "generate"
 MODES = ("train", "infer", GENERATE)
 _CHOICES = (  # options whose words are checked at once
     "preset", "zero_grad", "method", "cudnn", "module_loading", "inplace_activations", "parallel", "outputs",
+    "rotate_method",
 )  # fmt: skip
 PRECISIONS = ("none", "fp32", "fp16", "bf16")
 ALL = sys.maxsize  # for `top`: every tensor
@@ -207,6 +217,16 @@ class Request(Levers):
         example="4", details="It divides `devices`. The band of the peak reaches from balanced to the worst routing "
         "([parallel.md](parallel.md#experts))",
     )
+    context_parallel: int | None = option(
+        None, LEVERS, "whole", "N", "ranks that share the sequence of each sample, alone or with --parallel fsdp",
+        example="4", details="Sizes are those of the whole sequence. With `fsdp` it divides `devices` "
+        "([parallel.md](parallel.md#long-sequences))",
+    )
+    rotate_method: str = option(
+        ALL_GATHER, LEVERS, "choice", "METHOD", "how keys and values come from other ranks that share a sequence",
+        choices=ROTATE_METHODS, example=ALL_TO_ALL,
+        details="With `context_parallel`. PyTorch's `set_rotate_method`: one all-gather, or around the ring",
+    )
     method: str = option(
         "liveness", STEP, "choice", "METHOD", "textbook shows the textbook estimate beside the answer",
         choices=("liveness", "textbook"), table="", setting=False, details="[The estimate](textbook.md)",
@@ -260,6 +280,7 @@ class Request(Levers):
     # no options: set for the step of one device that a strategy changes (`parallel.rank`)
     within_ddp: bool = False
     experts: ExpertShare | None = None
+    context: ContextShare | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer is not None and self.optimizer.lower() in REFUSED:
@@ -353,6 +374,7 @@ class Request(Levers):
                     "--quantize": self.quantize not in (None, "none"), "--clip-grad-norm": self.clip_grad_norm,
                 },
             )  # fmt: skip
+        self._check_context(mode)
         divided = self.parallel not in (None, "ddp", "zero1", "zero2")
         if divided and self.offload_activations != ON_GPU and mode == "train":
             raise UsageError(
@@ -375,20 +397,8 @@ class Request(Levers):
                 "Use --loss cross-entropy.",
                 code="SM282",
             )
-        whole = {
-            **dict.fromkeys(
-                ("muon", *LOW_RANK),
-                "It reads whole matrices, and how a library divides its work among GPUs is not covered.",
-            ),
-            **dict.fromkeys(TORCHAO, "Which blocks of a divided parameter its states have is not covered."),
-        }
-        if optimizer in whole and self.parallel not in (None, "ddp") and mode == "train":
-            raise UsageError(
-                f"{optimizer} and --parallel {self.parallel} cannot be combined",
-                whole[optimizer],
-                "Use --parallel ddp, or --optimizer adamw.",
-                code="SM127",
-            )
+        if mode == "train":
+            check_optimizer_on_ranks(optimizer, self.parallel)
         low_rank = self._low_rank(optimizer) if mode == "train" else None
         compiler = self._choice("compile_mode")
         if compiler != DEFAULT_MODE and not self.compile:
@@ -413,9 +423,27 @@ class Request(Levers):
         scenario = Scenario(
             mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,
             quantized, self._generation(mode), bool(self.compile) and self.within_ddp, self.target_length,
-            low_rank, self.experts, **levers
+            low_rank, self.experts, self.context, **levers
         )
         return scenario, notes
+
+    def _check_context(self, mode: str) -> None:
+        if self.context_parallel is None:
+            if self.rotate_method != OPTIONS["rotate_method"].default:
+                why, hint = "It is how keys and values come from other ranks.", "Add --context-parallel N."
+                raise UsageError("--rotate-method needs --context-parallel", why, hint, "SM243")
+            return
+        others = {
+            "--compile": bool(self.compile), "--expert-parallel": self.expert_parallel is not None,
+            "--mode generate": mode == GENERATE, "--sdpa math": self.sdpa == "math",
+            "--checkpoint-save": bool(self.checkpoint_save),
+        }  # fmt: skip
+        check_context_parallel(self.context_parallel, self.parallel, self.devices, others)
+
+    @property
+    def on_ranks(self) -> bool:
+        """Whether the step is one rank's of several."""
+        return self.parallel is not None or (self.context_parallel or 1) > 1
 
     def _low_rank(self, optimizer: str | None) -> LowRank | None:
         """What an optimizer that projects gradients is asked; None for others."""

@@ -69,6 +69,8 @@ COMPILE_MODES = (DEFAULT_MODE, *GRAPH_MODES, AUTOTUNED[1])
 COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
 CACHES = ("dynamic", "static")
 MAX_TOKENS = 1 << 30
+ALL_GATHER, ALL_TO_ALL = "allgather", "alltoall"  # how keys and values come from other ranks: `set_rotate_method`
+ROTATE_METHODS = (ALL_GATHER, ALL_TO_ALL)
 MAX_LABELS = 1 << 20  # of a target: far more than any transcript has, and no size of a tensor overflows
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
@@ -220,6 +222,17 @@ class ExpertShare:
 
 
 @record(frozen=True)
+class ContextShare:
+    """The sequence is divided over `ranks`, of which this is number `rank`, with `length` tokens of it. `rotate`, one
+    of `ROTATE_METHODS`: how the others' keys and values come to it."""
+
+    ranks: int
+    rank: int = 0
+    rotate: str = ALL_GATHER
+    length: int = 0
+
+
+@record(frozen=True)
 class Scenario(Levers):
     """One configuration. `dtype` casts the whole model; `amp` runs the forward under `torch.autocast("cuda")`.
 
@@ -233,7 +246,7 @@ class Scenario(Levers):
 
     `low_rank`: what the optimizers of `LOW_RANK` are asked; they need it.
 
-    `experts`: the share of one rank of expert parallelism.
+    `experts`: the share of one rank of expert parallelism; `context`: that of one rank of context parallelism.
 
     `torch` is the release of PyTorch that runs the step: what autograd saves and which calls there are.
 
@@ -261,6 +274,7 @@ class Scenario(Levers):
     target_length: int | None = None
     low_rank: LowRank | None = None
     experts: ExpertShare | None = None
+    context: ContextShare | None = None
 
     def __post_init__(self) -> None:
         _at_least_one("accumulate", self.accumulate, "Micro-batches a step are a whole number.")

@@ -204,17 +204,21 @@ class Bench:
         return outcome
 
     def _run(self, request: Request) -> StepResult:
-        if request.parallel is None or request == self.study.request:
+        if self._is_own(request):
             return self.ask(request).result
         return on_rank(self.step(on_one_device(request)), strategy_of(request))
+
+    def _is_own(self, request: Request) -> bool:
+        """Whether a study of the request itself has its step: other strategies divide one step of one device."""
+        return request.parallel is None or request.context_parallel is not None or request == self.study.request
 
     def live(self, request: Request) -> int:
         """Bytes of tensors at the peak."""
         key = key_of(request)
         if key not in self._live:
             result = self.step(request)
-            one = request.parallel is None or request == self.study.request
-            self._live[key] = (self.ask(request).lifetimes if one else liveness(result.trace)).peak_bytes
+            own = self._is_own(request)
+            self._live[key] = (self.ask(request).lifetimes if own else liveness(result.trace)).peak_bytes
         return self._live[key]
 
     # -- needs ---------------------------------------------------------------------------------------------------
@@ -321,7 +325,7 @@ class Bench:
 
     def _device(self, request: Request) -> Device:
         """The software, with a communicator where devices talk."""
-        if request.parallel is None:
+        if not request.on_ranks:
             return self.device
         setup, profile = self.device.setup, self.device.setup.profile
         talking = replace(profile, libraries=profile.libraries.plus(NCCL))

@@ -39,7 +39,7 @@ def device_of(request: Request) -> Device:
     if request.compiles and not runs_compiled_code(gpu):
         raise too_old([gpu])
     software = profile.load(Path(request.profile) if request.profile is not None else None)
-    if request.parallel is not None:
+    if request.on_ranks:
         software = replace(software, libraries=software.libraries.plus(profile.NCCL))
     cudnn = None
     if request.cudnn == "library":

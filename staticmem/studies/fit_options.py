@@ -44,6 +44,13 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
     Raises:
         UsageError: there are none.
     """
+    if request.context_parallel is not None:
+        raise UsageError(
+            "fit has no settings for context parallelism",
+            "How libraries are told of it is not covered.",
+            "Leave --context-parallel out, or ask 'staticmem size --max-dim' for the longest sequence.",
+            code="SM295",
+        )
     if request.parallel is not None and request.parallel not in DATA_PARALLEL:
         why = f"Settings are written for {', '.join(TITLES[name] for name in DATA_PARALLEL)}."
         raise UsageError(

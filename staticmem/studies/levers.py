@@ -78,7 +78,7 @@ def levers(
 def candidates(study: Study) -> Iterator[Lever]:
     request, scenario = study.request, study.scenario
     yield from precision_levers(request)
-    if not request.compile and request.parallel is None:
+    if not request.compile and not request.on_ranks:
         note = "the first step takes minutes longer; what is saved is in docs/compile.md"
         yield Lever("torch.compile(model)", {"compile": (WHOLE,)}, SAME, note)
     elif scenario.training and scenario.activation_memory_budget == 1:

@@ -22,8 +22,13 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
         return f"No GPU of the list can {what}: {rows[-1].name}: {rows[-1].obstacle}.", None
     rows = able
     one = _examined([row for row in rows if row.fit == FITS])
-    if request.parallel is not None and request.devices is not None and request.devices > 1:
-        return _of_ranks(one, rows, request.parallel, request.devices, what)
+    ranks = request.context_parallel or 1
+    devices = request.devices or ranks
+    if request.on_ranks and devices > 1:
+        names = [TITLES[request.parallel]] if request.parallel is not None else []
+        names += [f"each sequence over {ranks} of them"] if ranks > 1 else []
+        what = what if ranks > 1 else _each(what, str(request.parallel))
+        return _of_ranks(one, rows, " and ".join(names), devices, what)
     if one:
         return _of_one(one, rows, what)
     several = _several(rows)
@@ -80,10 +85,9 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
 
 
 def _of_ranks(
-    one: Sequence[CardRow], rows: Sequence[CardRow], parallel: str, devices: int, what: str
+    one: Sequence[CardRow], rows: Sequence[CardRow], title: str, devices: int, what: str
 ) -> tuple[str, str | None]:
-    what = _each(what, parallel)
-    how = f"{devices} devices with {TITLES[parallel]}"
+    how = f"{devices} devices with {title}"
     if not one:
         best = min(rows, key=lambda row: row.missing_bytes or 0)
         return (
@@ -92,7 +96,7 @@ def _of_ranks(
         )
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
-    return f"{devices} x {best.name} {what} with {TITLES[parallel]}, with {left} headroom.", best.slug
+    return f"{devices} x {best.name} {what} with {title}, with {left} headroom.", best.slug
 
 
 def _examined(rows: Sequence[CardRow]) -> Sequence[CardRow]:

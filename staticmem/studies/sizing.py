@@ -102,6 +102,13 @@ def _at_once(study: Study, total: int) -> Request:
 
 def _size(study: Study, options: Options) -> Sizing:
     request = study.request
+    if request.context_parallel is not None and request.parallel is not None and request.devices is None:
+        raise UsageError(
+            f"--context-parallel {request.context_parallel} needs --devices here",
+            "The fewest devices are found for strategies alone.",
+            f"Add --devices {2 * request.context_parallel}, or leave --parallel {request.parallel} out.",
+            code="SM243",
+        )
     if request.parallel is not None and request.devices is None:  # the fewest devices of this strategy
         return _Sizing(study.ask(replace(request, parallel=None)), options, (request.parallel,)).run()
     of_total = options.global_batch is not None
@@ -129,7 +136,7 @@ class _Sizing:
         shown = next((one for one in cards if one.slug == card), able[-1])
         batches, sizes = self._curves(cards, shown)
         large = self.study.result.trace.ticks > LIMIT
-        pulled = () if self.request.parallel is not None else _levers(self.study, None if large else shown.slug)
+        pulled = () if self.request.on_ranks else _levers(self.study, None if large else shown.slug)
         notes = list(report.assumptions)
         if self._hopeless(cards):
             notes.append(_note("no curves: the step needs more than twice the memory of the largest GPU"))
@@ -216,7 +223,7 @@ class _Sizing:
         request = self.request
         if not runs_compiled_code(card):
             return None
-        if request.compile or request.parallel is not None or self.study.result.trace.ticks > LIMIT:
+        if request.compile or request.on_ranks or self.study.result.trace.ticks > LIMIT:
             return None
         try:
             return self.bench.verdict(replace(request, compile=(WHOLE,)), card).needed[1]
@@ -286,7 +293,7 @@ def _checkpointed(request: Request, blocks: str | None) -> Request | None:
 
 def _strategies(study: Study) -> tuple[str, ...]:
     """Those that can make the need of a device smaller; none where the step is that of a rank already."""
-    if study.request.parallel is not None or study.request.compile:
+    if study.request.on_ranks or study.request.compile:
         return ()
     return DEFAULT_STRATEGIES if study.scenario.training else ("fsdp", *RUNS_PARTS)
 

@@ -10,6 +10,7 @@ from math import isqrt
 from staticmem.devices.gpus import Gpu
 from staticmem.errors import DimensionError, StaticmemError, UsageError, did_you_mean
 from staticmem.ir.model_file import ModelFile, SymbolRange, describe_inputs
+from staticmem.parallel.context import unit_of_lengths
 from staticmem.report.model import MOST_BATCH
 from staticmem.report.sizing import ACCUMULATE, Count
 from staticmem.scenario.request import GENERATE
@@ -104,7 +105,8 @@ class Grown:
             return self, None
         low, most = limits
         example = study.model.sizes.example.get(self.dim or "", low)
-        for stride in STRIDES if self.dim is not None else STRIDES[:1]:
+        unit = unit_of_lengths(study.request) if self.dim is not None else 1
+        for stride in [unit * n for n in STRIDES] if self.dim is not None else STRIDES[:1]:
             grown = replace(self, stride=stride)
             first = -(-low // stride)
             starts = {first, first + 1} | ({max(first, example // stride)} if self.dim is not None else set())

@@ -38,6 +38,7 @@ from staticmem.units import format_bytes
 
 if TYPE_CHECKING:
     from staticmem.devices.meters import Device, DeviceMeters
+    from staticmem.parallel.rank import Strategy
     from staticmem.studies.live_band import LiveBand
 
 REPLAY_LIMIT = 1_000_000  # ticks of a trace; beyond it the allocator is replayed only with --gpu
@@ -211,16 +212,29 @@ class Study:
 
     @cached_property
     def _step(self) -> Step:
-        request = self.request
-        if request.parallel is None:
-            graph = self.graph
-            with self._judged():
-                return step_of(self.model, graph, self.scenario)
+        if self.request.on_ranks:
+            return self._rank[2]
+        graph = self.graph
+        with self._judged():
+            return step_of(self.model, graph, self.scenario)
+
+    @cached_property
+    def _rank(self) -> tuple[Study, Strategy, Step]:
+        """The rank that needs the most: the study of the step of one device that it comes from, the strategy, its step.
+
+        Ranks that share a sequence differ in what they send and merge.
+        """
+        from staticmem.parallel.context import parts
         from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 
-        strategy = strategy_of(request)
-        result = on_rank(self.ask(on_one_device(request)).result, strategy)
-        return result, liveness(result.trace)
+        strategy, one = strategy_of(self.request), on_one_device(self.request)
+        requests = parts(one, self.model, self.binding) if (one.context_parallel or 1) > 1 else [one]
+        ranks = []
+        for request in requests:
+            study, of_rank = self.ask(request), replace(strategy, context=request.context)
+            result = on_rank(study.result, of_rank)
+            ranks.append((study, of_rank, (result, liveness(result.trace))))
+        return max(ranks, key=lambda rank: rank[2][1].peak_bytes)
 
     @contextmanager
     def _judged(self) -> Iterator[None]:
@@ -260,14 +274,14 @@ class Study:
         from staticmem.studies.live_band import LiveBand
 
         request = self.request
-        if request.parallel is None:
+        if not request.on_ranks:
             return LiveBand(self.model, self.binding, self.graph, request, self._step)
-        from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
+        from staticmem.parallel.rank import on_one_device, on_rank
 
-        one = self.ask(on_one_device(request))
-        rank = partial(on_rank, strategy=strategy_of(request))
+        one, strategy, _ = self._rank
+        rank = partial(on_rank, strategy=strategy)
         heaviest = self.ask(on_one_device(request, worst=True)) if one.scenario.experts is not None else None
-        return LiveBand(self.model, self.binding, one.graph, one.request, self._step, rank, heaviest)
+        return LiveBand(one.model, one.binding, one.graph, one.request, self._step, rank, heaviest)
 
     @property
     def live_band(self) -> tuple[int, int] | None:
@@ -292,7 +306,7 @@ class Study:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
         if self.scenario.training and self.scenario.outputs == HELD:
             notes += _held_outputs(self.lifetimes)
-        if self.live_band is not None and WHOLE not in self.scenario.compile and self.request.parallel is None:
+        if self.live_band is not None and WHOLE not in self.scenario.compile and not self.request.on_ranks:
             notes.insert(0, Note("assumption", "SM308", self._what_settles()))
             if has_unseen_code(result.graph):
                 text = "the file does not show all of the model's code, so which values variables keep alive is assumed"
@@ -336,9 +350,15 @@ class Study:
         binding, notes, band = self.binding, self.notes, self.live_band
         sources = Sources(model, size, digest, binding, graph, scenario, result, lifetimes, notes, band)
         report = build(sources, request.top)
-        if request.parallel is not None:
+        if request.on_ranks:
             shared = replace(report.scenario, parallel=request.parallel, devices=request.devices)
             shared = replace(shared, expert_parallel=request.expert_parallel)
+            if (request.context_parallel or 1) > 1:
+                shared = replace(
+                    shared,
+                    context_parallel=request.context_parallel,
+                    devices=request.devices or request.context_parallel,
+                )
             report = replace(report, scenario=shared)
         from staticmem.studies.device import obstacle_of, with_device, without_device
 

@@ -67,6 +67,7 @@ UNCOVERED: dict[str, str] = {
         f"staticmem::{name}": "what a rank runs for its experts: tests/parallel/test_experts.py"
         for name in ("all_to_all", "exchanged_counts", "order_by_expert")
     },
+    "staticmem::ring_attention": "attention of a rank, on CUDA alone: tests/parallel/test_context.py",
     "staticmem::cpu_tensor": "no op of PyTorch: tests/recording/test_recorded_code.py",
     "staticmem::own_backward": "stands for a custom autograd function: tests/passes/test_custom_functions.py",
     **{

@@ -30,10 +30,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, bases_of
+from staticmem.ops.registry import RING_ATTENTION
 
 POLICIES = ("expected", "last-use", "most")
 _PRODUCTS = frozenset(
-    ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum")
+    ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum", RING_ATTENTION)
 )
 _UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"))
 _JOINS = frozenset(("aten::cat", "aten::concat", "aten::stack"))

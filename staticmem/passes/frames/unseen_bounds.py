@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref
+from staticmem.ops.registry import RING_ATTENTION
 from staticmem.passes.frames.attention_weights import CHANGES_WEIGHTS, PRODUCTS, SOFTMAX, attention_weights
 from staticmem.passes.frames.policy import Held, Stack, common_depth
 from staticmem.passes.frames.published_names import Decided, call_ends, shared_frames
@@ -170,7 +171,8 @@ def keys_and_values(graph: Graph) -> Set[str]:
     kept: set[str] = set()
     for op in graph.ops:
         first, second, third = (*(a.name if isinstance(a, Ref) else "" for a in op.args[:3]), "", "", "")[:3]
-        if op.base == _ATTENTION and _is_masked(op) and _may_cache(op):
+        masked = op.base == RING_ATTENTION or (op.base == _ATTENTION and _is_masked(op))
+        if masked and _may_cache(op):
             kept.update((second, third))
         elif op.base in PRODUCTS and _may_cache(op):
             keys = _masked_keys(first, maker)
