@@ -84,7 +84,9 @@ def graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
     if request.kind == ".onnx" and request.exporter == "torchscript":
         return _scripted(request)
     module, inputs = request.module, request.inputs
-    traced = tracing.trace(module, inputs, request.kwargs, as_given=False, axes=request.axes)
+    traced = tracing.trace(
+        module, inputs, request.kwargs, as_given=False, axes=request.axes, stack_traces=request.stack_traces
+    )
     lines = [f"Open sizes: {', '.join(traced.open) or 'none'}"]
     if traced.fixed:
         lines.append(f"Fixed by the code: {', '.join(traced.fixed)}")
@@ -97,7 +99,7 @@ def _scripted(request: ExportRequest) -> tuple[bytes, list[str]]:
     """The same by the TorchScript exporter. torch.export says which sizes the code fixes, where it can."""
     module, inputs, lines = request.module, request.inputs, []
     try:
-        traced = tracing.trace(module, inputs, as_given=False)
+        traced = tracing.trace(module, inputs, as_given=False, stack_traces=False)
         axes, sizes = traced.axes, traced.named_sizes
     except ModelFileError:
         lines = ["What the code fixes is not known: torch.export fails on it"]

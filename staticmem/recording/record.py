@@ -32,6 +32,7 @@ from staticmem.recording.input_embeddings import input_embeddings
 from staticmem.recording.known_answers import known_answers
 from staticmem.recording.patched import watched_calls
 from staticmem.recording.plain_integers import symbolic_integers
+from staticmem.recording.repeated_calls import fake_mode
 from staticmem.recording.sizes import Sizes
 from staticmem.recording.watch import Program, Watch
 from staticmem.version import __version__
@@ -273,7 +274,7 @@ def _fake(
     module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Sequence[tracing.Axes]
 ) -> Iterator[_Call]:
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
-    fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+    fake = fake_mode(shape_env=env, allow_non_fake_inputs=True)
     sizes: dict[str, torch.SymInt] = {}
     call = _Call(module, fake, Sizes({}), env)
     names, opened = iter(_input_names(module, args, kwargs)), iter(axes)

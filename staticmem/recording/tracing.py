@@ -12,7 +12,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -87,11 +87,13 @@ def trace(
     *,
     as_given: bool,
     axes: Sequence[Axes] | None = None,
+    stack_traces: bool = True,
 ) -> Trace:
     """`torch.export` of a module in the mode that it is in; the sizes of `axes`, by default those of `open_axes`, are
     open if its code allows it.
 
     A batch of 1 is traced as 2. `as_given`: the sizes of the inputs have to be among those that the trace allows.
+    `stack_traces`: nodes have the source lines of the code, which take a tenth of the time.
 
     Raises:
         ModelFileError: it cannot be exported; the message is PyTorch's.
@@ -100,7 +102,8 @@ def trace(
     last: Exception | None = None
     for opened in attempts(axes if axes is not None else open_axes(args, keywords)):
         try:
-            result = _traced(module, args, keywords, opened)
+            with nullcontext() if stack_traces else _without_stack_traces():
+                result = _traced(module, args, keywords, opened)
         except Exception as error:
             last = error
             continue
@@ -187,6 +190,17 @@ def _traced(module: Any, given: tuple[Any, ...], keywords: dict[str, Any], axes:
             stack.enter_context(_one_size_a_name(module, kwargs, axes))
         program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
     return _described(program, (given, keywords), (args, kwargs), axes)
+
+
+@contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Within it nodes are traced without source lines, where PyTorch has the option."""
+    from torch.fx import config
+
+    with ExitStack() as stack:
+        if hasattr(config, "do_not_emit_stack_traces"):
+            stack.enter_context(mock.patch.object(config, "do_not_emit_stack_traces", True))
+        yield
 
 
 def _by_name(module: Any, shapes: Sequence[Any]) -> dict[str, Any]:
@@ -290,6 +304,7 @@ def oblivious() -> Iterator[None]:
         return torch.ops.aten.std_mean.correction(x, dim, correction=int(unbiased), keepdim=keepdim)
 
     from staticmem.recording.gpu import RESULTS
+    from staticmem.recording.repeated_calls import known_sizes
 
     scaled = getattr(meta, "_meta_grouped_mm_common", None)
 
@@ -301,6 +316,7 @@ def oblivious() -> Iterator[None]:
 
     config = _config()
     with ExitStack() as stack:
+        stack.enter_context(known_sizes())
         stack.enter_context(mock.patch.dict(decompositions, {torch.ops.aten.std_mean.dim: std_mean}))
         if scaled is not None:
             stack.enter_context(mock.patch.object(meta, "_meta_grouped_mm_common", grouped_mm))

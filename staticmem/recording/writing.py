@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 from staticmem.errors import UsageError
 from staticmem.frontends.export_storages import TIED, tied_tensors
@@ -38,7 +39,8 @@ def pt2_bytes(program: Any, *, stack_traces: bool, extra: Mapping[str, str] | No
         warnings.simplefilter("ignore")
         tied = tied_tensors(program.state_dict)  # which tensors on the meta device cannot say
         members = {**(extra or {}), **({TIED: json.dumps(tied)} if tied else {})}
-        torch.export.save(without_weights(program), raw, extra_files=members)
+        with _without_check():
+            torch.export.save(without_weights(program), raw, extra_files=members)
     with zipfile.ZipFile(raw) as source, zipfile.ZipFile(packed, "w") as target:
         for member in source.namelist():
             info = zipfile.ZipInfo(member, ZIP_DATE)
@@ -205,6 +207,19 @@ def _input_names(module: Any, args: tuple[Any, ...]) -> list[str]:
             tensor = isinstance(leaf, torch.Tensor)
             names.append("" if not tensor else name if len(leaves) == 1 else f"{name}_{index}")
     return names
+
+
+@contextmanager
+def _without_check() -> Iterator[None]:
+    """While a program is saved, PyTorch tries whether its text has a canonical form, and drops the result: most of the
+    time for a large graph (torch/_export/serde/serialize.py, `ExportedProgramSerializer.serialize`)."""
+    from torch._export.serde import serialize
+
+    def unchecked(program: Any, *_: Any) -> Any:
+        return program
+
+    with mock.patch.object(serialize, "canonicalize", unchecked):
+        yield
 
 
 def _strip(program: Any) -> None:
