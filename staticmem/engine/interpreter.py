@@ -87,6 +87,7 @@ class Interpreter:
         self.stack: Stack = ()
         self.unknown: Counter[str] = Counter()
         self.unknown_bytes: Counter[str] = Counter()
+        self.unknown_kept: set[str] = set()  # those whose inputs and results are kept for backward; reruns add to it
         self.guesses: set[str] | None = None  # names of values whose sizes are guessed, once somebody asks
         self.covered: Counter[str] = Counter()
         if releases is None:
@@ -523,6 +524,8 @@ class Interpreter:
         outs = fallback(self.e, op.target, args, values)
         self.unknown[op.target] += 1
         self.unknown_bytes[op.target] += sum(t.nbytes for t in outs)
+        if any(t.grad_fn is not None for t in outs):
+            self.unknown_kept.add(op.target)
         return outs
 
     def _reads_guesses(self, op: Op) -> bool:

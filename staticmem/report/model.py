@@ -334,7 +334,7 @@ class OpCount:
 
 @guarded(frozen=True, slots=True)
 class UnknownOp:
-    """An op without a rule: how often, and the bytes of its results (kept for backward as a precaution)."""
+    """An op without a rule: how often, and the bytes of its results."""
 
     op: str
     count: int

@@ -35,15 +35,15 @@ OTHER_KERNELS: tuple[Kernels, ...] = ("apart", "fresh")  # of compiled code, whe
 BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
 
 
-def moved_by_unknown_ops(result: StepResult, training: bool) -> tuple[int, int]:
+def moved_by_unknown_ops(result: StepResult) -> tuple[int, int]:
     """Bytes by which the peak may be lower, and higher, where ops have no rule.
 
-    Such an op is taken to save what it reads and makes (`ops.dispatch.fallback`). It may save nothing of it; and its
-    kernels may save factors of their own and hold temporaries, each as large as its results: the backward of
-    torch.linalg does both (torch/csrc/autograd/FunctionsManual.cpp).
+    Where autograd makes a node of such an op, it is taken to save what it reads and makes (`ops.dispatch.fallback`). It
+    may save nothing of it; and its kernels may save factors of their own and hold temporaries, each as large as its
+    results: the backward of torch.linalg does both (torch/csrc/autograd/FunctionsManual.cpp).
     """
-    nbytes = sum(result.unknown_bytes.values())
-    return (nbytes if training else 0), 2 * nbytes
+    kept = sum(result.unknown_bytes[target] for target in result.unknown_kept)
+    return kept, 2 * sum(result.unknown_bytes.values())
 
 
 class HasResult(Protocol):
@@ -94,7 +94,7 @@ class LiveBand:
             high += self._moved_by_folded_norms()
         if self.result.compiled is not None:
             low, high = self._ends_of_compiled(low, high)
-        unknown = moved_by_unknown_ops(self.result, self.scenario.training)
+        unknown = moved_by_unknown_ops(self.result)
         low, high = max(low - unknown[0], 0), high + unknown[1]
         return (low, high) if low < high else None
 

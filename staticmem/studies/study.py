@@ -306,7 +306,12 @@ class Study:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
         if self.scenario.training and self.scenario.outputs == HELD:
             notes += _held_outputs(self.lifetimes)
+<<<<<<< HEAD
         if self.live_band is not None and WHOLE not in self.scenario.compile and not self.request.on_ranks:
+=======
+        open_code = result.graph.recorded is None and WHOLE not in self.scenario.compile
+        if self.live_band is not None and open_code and self.request.parallel is None:
+>>>>>>> 32187ed (fix(studies): SM201 says what is kept of ops without a rule)
             notes.insert(0, Note("assumption", "SM308", self._what_settles()))
             if has_unseen_code(result.graph):
                 text = "the file does not show all of the model's code, so which values variables keep alive is assumed"
@@ -436,13 +441,24 @@ def _unknown_ops(result: StepResult) -> list[Note]:
     unknown = {target: count for target, count in result.unknown.items() if target not in texts}
     if not unknown:
         return []
-    names = sorted(unknown)
-    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    text = (
-        f"no rule for {listed}: inputs and results are kept for backward as a precaution; "
-        "the peak may be too high, or too low by what they allocate besides"
-    )
-    return [Note("warning", "SM201", text, sum(unknown.values()))]
+    kept = sorted(result.unknown_kept.intersection(unknown))
+    others = sorted(unknown.keys() - result.unknown_kept)
+    notes = []
+    for names, text in (
+        (
+            kept,
+            "inputs and results are kept for backward as a precaution; the peak may be too high, or too low by what",
+        ),
+        (
+            others,
+            "autograd has no node of theirs, so that nothing is kept for backward; the peak may be too low by what",
+        ),
+    ):
+        if names:
+            listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            text = f"no rule for {listed}: {text} they allocate besides"
+            notes.append(Note("warning", "SM201", text, sum(unknown[name] for name in names)))
+    return notes
 
 
 def assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, int], list[Note]]:

@@ -76,7 +76,7 @@ class Adapted(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, base: torch.nn.Linear, own: bool = True) -> None:
         super().__init__()
-        self.base = base if own else None
+        self.base: Any = base if own else None
         self.a, self.b = (
             torch.nn.Linear(base.in_features, 4, bias=False),
             torch.nn.Linear(4, base.out_features, bias=False),
