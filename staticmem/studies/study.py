@@ -306,12 +306,8 @@ class Study:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
         if self.scenario.training and self.scenario.outputs == HELD:
             notes += _held_outputs(self.lifetimes)
-<<<<<<< HEAD
-        if self.live_band is not None and WHOLE not in self.scenario.compile and not self.request.on_ranks:
-=======
         open_code = result.graph.recorded is None and WHOLE not in self.scenario.compile
-        if self.live_band is not None and open_code and self.request.parallel is None:
->>>>>>> 32187ed (fix(studies): SM201 says what is kept of ops without a rule)
+        if self.live_band is not None and open_code and not self.request.on_ranks:
             notes.insert(0, Note("assumption", "SM308", self._what_settles()))
             if has_unseen_code(result.graph):
                 text = "the file does not show all of the model's code, so which values variables keep alive is assumed"
