@@ -437,6 +437,7 @@ class Request(Levers):
             "--compile": bool(self.compile), "--expert-parallel": self.expert_parallel is not None,
             "--mode generate": mode == GENERATE, "--sdpa math": self.sdpa == "math",
             "--checkpoint-save": bool(self.checkpoint_save),
+            "--offload-activations": self.offload_activations != ON_GPU,
         }  # fmt: skip
         check_context_parallel(self.context_parallel, self.parallel, self.devices, others)
 

@@ -168,6 +168,7 @@ def refusal(path: Path = CONTEXT / "decoder.pt2", **words: Any) -> StaticmemErro
         ({"compile": True}, "--compile"),
         ({"sdpa": "math"}, "--sdpa math"),
         ({"checkpoint": "Block", "checkpoint_save": "mm"}, "--checkpoint-save"),
+        ({"offload_activations": "save-on-cpu"}, "--offload-activations"),
         ({"context_parallel": 0}, "out of range"),
         ({"context_parallel": None, "rotate_method": "alltoall"}, "needs --context-parallel"),
         ({"dims": {"axis1": 1028}}, "1,028 tokens"),  # no multiple of 2 x 4
