@@ -89,10 +89,11 @@ def crashed(code: int, errors: str, failures: Failures, **facts: str) -> RunErro
 
 
 def environment() -> dict[str, str]:
-    """The child finds this package where the parent found it."""
+    """The child finds this package where the parent found it, and sets of texts have the same order in each child:
+    models go through them (the types of layers in rotary embeddings of transformers), and their files differed."""
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {"PYTHONHASHSEED": "0", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def check_memory(needed: int, limit: int | None, failures: Failures) -> None:

@@ -52,37 +52,37 @@ def known_sizes() -> Iterator[None]:
     if not AVAILABLE:
         yield
         return
-    made, stub = getattr(FakeTensorMode, _MADE), fake_tensor._SymIntOutputStub
+    original, stub = getattr(FakeTensorMode, _MADE), fake_tensor._SymIntOutputStub
     known_bytes: dict[int, tuple[Any, Any]] = {}  # entry -> itself, and the bytes of the storage that it gives
 
     def from_sizes(mode: Any, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
-        known = entry.metadata
+        metadata = entry.metadata
         if (
-            entry.inplace_idx is not None or known is None or known.layout is not torch.strided
-            or known.storage_bytes is None or known.requires_grad or known.is_conj or known.is_neg
-            or known.is_quantized or torch.is_inference_mode_enabled()
+            entry.inplace_idx is not None or metadata is None or metadata.layout is not torch.strided
+            or metadata.storage_bytes is None or metadata.requires_grad or metadata.is_conj or metadata.is_neg
+            or metadata.is_quantized or torch.is_inference_mode_enabled()
         ):  # fmt: skip
-            return made(mode, state, entry, key, func, args)
+            return original(mode, state, entry, key, func, args)
         view = entry.view_idx is not None and func.is_view
-        if not view and (type(known.storage_offset) is not int or known.storage_offset):
-            return made(mode, state, entry, key, func, args)
+        if not view and (type(metadata.storage_offset) is not int or metadata.storage_offset):
+            return original(mode, state, entry, key, func, args)
 
         def size(value: Any) -> Any:
             return value.extract(key, state.shape_env) if isinstance(value, stub) else value
 
         if not view and id(entry) not in known_bytes:  # they may be fewer than the first result had
-            result = made(mode, state, entry, key, func, args)
+            result = original(mode, state, entry, key, func, args)
             nbytes = result.untyped_storage().nbytes()
             known_bytes[id(entry)] = entry, stub(nbytes, None) if isinstance(nbytes, torch.SymInt) else nbytes
             return result
         nbytes = 0 if view else size(known_bytes[id(entry)][1])
-        shape, strides, offset = tuple(map(size, known.shape)), tuple(map(size, known.stride)), known.storage_offset
+        shape, strides = tuple(map(size, metadata.shape)), tuple(map(size, metadata.stride))
         with _in_kernel(mode):
-            sizes = _sizes(shape, strides, size(offset), known.dtype, nbytes)
+            sizes = _sizes(shape, strides, size(metadata.storage_offset), metadata.dtype, nbytes)
             if view:  # a size that is asked for later would become a node of a trace: PyTorch has asked for these two
                 with state.shape_env.suppress_guards() if state.shape_env is not None else nullcontext():
                     sizes.numel(), sizes.is_contiguous()
-            return _fake(mode, sizes, known.device, args[entry.view_idx] if view else None)
+            return _fake(mode, sizes, metadata.device, args[entry.view_idx] if view else None)
 
     with mock.patch.object(FakeTensorMode, _MADE, from_sizes):
         yield
@@ -105,10 +105,10 @@ def _in_kernel(mode: FakeTensorMode) -> Iterator[None]:
 
 def _sizes(shape: Any, strides: Any, offset: Any, dtype: torch.dtype, nbytes: Any) -> torch.Tensor:
     """A tensor with a storage of so many bytes, for which nothing is worked out."""
-    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
+    tensor: torch.Tensor = torch.Tensor._make_wrapper_subclass(
         _Sizes, shape, strides, offset, dtype=dtype, device="meta", storage_size=nbytes
     )
-    return made
+    return tensor
 
 
 def _fake(mode: FakeTensorMode, sizes: torch.Tensor, device: torch.device, view_of: torch.Tensor | None) -> FakeTensor:
@@ -120,7 +120,7 @@ def _fake(mode: FakeTensorMode, sizes: torch.Tensor, device: torch.device, view_
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Result:
     """A result: how it is made again."""
 
     argument: int = -1  # the argument that it is or is a view of
@@ -139,7 +139,7 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._made: dict[Any, tuple[bool, list[_Made]]] = {}  # key -> whether it is a tuple, and the results
+        self._kept: dict[Any, tuple[bool, list[_Result]]] = {}  # key -> whether it is a tuple, and the results
         self._answered: Any = None  # the arguments of the last call that PyTorch's cache answered
 
     def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -147,9 +147,9 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
             key = self._key_of(func, args, kwargs)
         except _OtherError:
             key = None
-        if key in self._made:
-            is_tuple, made = self._made[key]
-            results = [self._again(one, args) for one in made]
+        if key in self._kept:
+            is_tuple, kept = self._kept[key]
+            results = [self._again(one, args) for one in kept]
             return tuple(results) if is_tuple else results[0]
         self._answered = None
         result = super()._cached_dispatch_impl(func, types, args, kwargs)
@@ -210,16 +210,16 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
 
     def _learn(self, key: Any, func: Any, args: Any, result: Any) -> None:
         is_tuple = isinstance(result, tuple)
-        made = [self._made_of(func, args, one) for one in (result if is_tuple else (result,))]
-        if all(one is not None for one in made):
-            self._made[key] = is_tuple, made  # type: ignore[assignment]
+        kept = [self._result_of(func, args, one) for one in (result if is_tuple else (result,))]
+        if all(one is not None for one in kept):
+            self._kept[key] = is_tuple, kept  # type: ignore[assignment]
 
-    def _made_of(self, func: Any, args: Any, result: Any) -> _Made | None:
+    def _result_of(self, func: Any, args: Any, result: Any) -> _Result | None:
         if type(result) is not FakeTensor or result.constant is not None or result.layout is not torch.strided:
             return None
         for index, arg in enumerate(args):
             if arg is result:
-                return _Made(index)
+                return _Result(index)
         if result.requires_grad or result.is_conj() or result.is_neg() or result.is_inference():
             return None
         storage, argument = result.untyped_storage(), -1
@@ -230,17 +230,17 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
             argument = tensors[0]
         shape, strides, offset = tuple(result.shape), result.stride(), result.storage_offset()
         if argument < 0:
-            return _Made(-1, result.fake_device, form=(shape, strides, offset, result.dtype, storage.nbytes()))
+            return _Result(-1, result.fake_device, form=(shape, strides, offset, result.dtype, storage.nbytes()))
         with _in_kernel(self), self.shape_env.suppress_guards():
             pattern = torch.empty_strided(shape, strides, dtype=result.dtype, device="meta")
             pattern.set_(torch.empty_like(pattern).untyped_storage(), offset, shape, strides)
-        return _Made(argument, result.fake_device, pattern)
+        return _Result(argument, result.fake_device, pattern)
 
-    def _again(self, made: _Made, args: Any) -> Any:
-        if made.device is None:
-            return args[made.argument]
+    def _again(self, result: _Result, args: Any) -> Any:
+        if result.device is None:
+            return args[result.argument]
         with _in_kernel(self):
-            if made.pattern is not None:
-                return _fake(self, made.pattern, made.device, args[made.argument])
-            assert made.form is not None
-            return _fake(self, _sizes(*made.form), made.device, None)
+            if result.pattern is not None:
+                return _fake(self, result.pattern, result.device, args[result.argument])
+            assert result.form is not None
+            return _fake(self, _sizes(*result.form), result.device, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from unittest import mock
 import pytest
 
 import staticmem
-from staticmem.child import FailedError, RunError
+from staticmem.child import FailedError, RunError, environment
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
@@ -73,6 +75,13 @@ def own_net() -> Any:
     rates = torch.zeros(3)
     with torch.device("meta"), mock.patch.object(torch, "linspace", return_value=rates):
         return names["Net"](16)
+
+
+def test_sets_of_texts_have_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    command = [sys.executable, "-c", "print({str(n) for n in range(20)})"]
+    orders = [subprocess.run(command, env=environment(), capture_output=True, check=True).stdout for _ in range(2)]
+    assert len(set(orders)) == 1
 
 
 @pytest.mark.exhaustive
