@@ -229,7 +229,8 @@ def _add_labels(built: Built, taken: Any, batch: tuple[str, int], tokens: tuple[
 
 
 def _loss_of(result: Any) -> Any:
-    return result.loss
+    """The loss and the other outputs, which a loop with `outputs = model(**inputs)` holds."""
+    return {"loss": result.loss, **result}
 
 
 # -- timm and torchvision --------------------------------------------------------------------------------------------

@@ -180,3 +180,35 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     architectures._keep(str(blocked / "x" / "y"), b"")  # no error
+
+
+class _Labelled(torch.nn.Module):  # type: ignore[misc]
+    """As models of transformers: a mapping with the loss first, whose scores are cast to float32 for it."""
+
+    class Output(dict):  # type: ignore[type-arg]
+        loss = property(lambda self: self["loss"])
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(64, 500)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        logits = self.head(x)
+        return self.Output(loss=torch.nn.functional.cross_entropy(logits.float(), labels), logits=logits)
+
+
+def test_a_loop_holds_the_outputs_beside_the_loss_of_the_model() -> None:
+    """In bfloat16 the scores are no part of autograd's graph: only `outputs` has them in the backward."""
+    from staticmem.recording.record import record
+
+    with torch.device("meta"):
+        model = _Labelled().to(torch.bfloat16)
+        inputs = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(32, dtype=torch.int64)
+        document = record(model, inputs, loss=architecture_child._loss_of)
+
+    def peak(outputs: str) -> int:
+        request = Request(batch=32, mode="train", optimizer="sgd", outputs=outputs)
+        return Study(RecordedModel("<m>", document, "pt2"), request).report.peak.live_bytes
+
+    logits = 32 * 500 * 2
+    assert peak("held") - peak("dropped") == -(-logits // 512) * 512
