@@ -182,7 +182,7 @@ def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     architectures._keep(str(blocked / "x" / "y"), b"")  # no error
 
 
-class _Labelled(torch.nn.Module):  # type: ignore[misc]
+class _Labelled(torch.nn.Module):  # type: ignore[misc, name-defined]
     """As models of transformers: a mapping with the loss first, whose scores are cast to float32 for it."""
 
     class Output(dict):  # type: ignore[type-arg]
