@@ -15,6 +15,8 @@ BUILTINS = frozenset(
 )
 _TORCH = frozenset(("torch", "F", "nn", "math", "functional"))
 _ADDED_BY = ("append", "insert")
+_ELEMENT = re.compile(r"\)\s*(?:\[\s*(-?\d{1,4})\s*\]|\.(values|indices)\b)\s*(?:#.*)?$")
+_FIELDS = {"values": 0, "indices": 1}  # of what `topk`, `sort`, `max` return
 _OPERATORS: dict[type[ast.operator], str] = {
     ast.Add: "add",
     ast.Sub: "sub",
@@ -42,6 +44,16 @@ def statements_of(text: str) -> tuple[str, ...]:
         inner = [node for statement in body for node in _simple(statement)]
         return tuple([ast.get_source_segment(whole, node) or "" for node in inner if not isinstance(node, ast.Pass)])
     return (text,)
+
+
+def element_of(text: str, results: tuple[str, ...]) -> tuple[str, ...]:
+    """What is left of the results of a statement's last call where the statement takes one of them: the second of
+    `i = scores.topk(k)[1]`."""
+    match = _ELEMENT.search(text) if len(results) > 1 else None
+    if match is None:
+        return results
+    place = int(match[1]) if match[1] is not None else _FIELDS[match[2]]
+    return results[place : place + 1 or None] or results
 
 
 def _simple(statement: ast.stmt) -> list[ast.stmt]:

@@ -24,6 +24,7 @@ from staticmem.passes.frames.line_texts import (
     assigned_names,
     calls_hidden_code,
     calls_of,
+    element_of,
     ends_with_call,
     hidden_calls,
     most_calls,
@@ -284,6 +285,7 @@ class Execution:
             names = [name.strip(" *") for name in assign[1].split(",")]
             is_list = text[assign.end() :].lstrip().startswith("[")
             if guesses or not is_list:
+                self.latest = element_of(text, self.latest)
                 self._assign(frame, names, is_list, listed, now)
 
     def _assign(self, frame: PythonFrame, names: list[str], is_list: bool, listed: tuple[int, str], now: int) -> None:

@@ -343,7 +343,18 @@ class OpsInLoop(nn.Module):  # type: ignore[misc]
         return torch.neg(x)
 
 
-MODELS = (TailInLoop, ArgumentsInLoop, CallInLoop, AppendInLoop, PairsInLoop, NamedInLoop, OpsInLoop,
+class Element(nn.Module):  # type: ignore[misc]
+    """Statements that take one result of their call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(x)
+        order = torch.exp(x).sort(-1)[1]
+        y = torch.cos(x)
+        largest = torch.max(y, -1).values
+        return torch.gather(torch.sin(y), -1, order) * torch.sum(largest)
+
+
+MODELS = (Element, TailInLoop, ArgumentsInLoop, CallInLoop, AppendInLoop, PairsInLoop, NamedInLoop, OpsInLoop,
     CallersList, Stages, TwoCalls, Comprehension, Shortcuts, Dense,
     Reassign, OwnNames, OneStatement, Unpack, Collect, Branch, Augmented, Child, Layers, Loop, Nested, Residual,
 )  # fmt: skip
