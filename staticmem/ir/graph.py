@@ -346,6 +346,10 @@ class Graph:
     programs: Programs | None = None  # the other modes of a recording
     # values that code which a pass inserted has variables for, each with the name of the op that they last until
     variables: Mapping[str, str] = field(default_factory=dict)
+    # of a model that is cast as a whole: casts and new tensors, by the names of their ops, whose code says float32
+    # itself, and those of which nothing tells whether it does
+    named_float32: Set[str] = frozenset()
+    open_float32: Set[str] = frozenset()
     generated: Generated | None = None  # the graph is that of `generate` (passes.generation)
     # what the outputs are called in what the model returns (`out`, `heads.0`), "" for one that has a number alone;
     # empty where the file does not say

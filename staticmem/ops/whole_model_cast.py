@@ -1,7 +1,9 @@
 """A whole-model cast (`--dtype bf16`) of a float32 export: how the explicit dtypes in its graph are read.
 
-An export has resolved `x.dtype` to float32. Under a cast model the same code gives another dtype, so an explicit
-float32 is read as the code that most plausibly made it (transformers' RMSNorm and rotary embedding are the patterns):
+An export has resolved `x.dtype` to float32. Under a cast model the same code gives another dtype. Source lines tell
+which it is (`passes.open_dtypes`: `Graph.named_float32` has the ops whose code names float32). Where they do not, an
+explicit float32 is read as the code that most plausibly made it (transformers' RMSNorm and rotary embedding are the
+patterns):
 
 - `to(float32)` of a low-precision tensor is a real up-cast. In the export it returned its input, so later uses outside
   the module of the cast mean the input (`hidden = hidden.to(float32)` inside, the caller keeps its own variable).
@@ -14,7 +16,7 @@ float32 is read as the code that most plausibly made it (transformers' RMSNorm a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from staticmem.ir import dtypes
@@ -22,7 +24,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Op
 from staticmem.ops.registry import kinds_of
 
-_TO_DEVICE = "aten::to.dtype_layout"
+TO_DEVICE = "aten::to.dtype_layout"
 
 
 def cast_of(graph: Graph, dtype: DType | None) -> WholeModelCast | None:
@@ -33,24 +35,26 @@ def cast_of(graph: Graph, dtype: DType | None) -> WholeModelCast | None:
         return None
     if dtype not in dtypes.HALVES or (types and types.issubset(dtypes.HALVES)):
         return None
-    return WholeModelCast(dtype)
+    return WholeModelCast(dtype, graph.named_float32)
 
 
 class WholeModelCast:
-    """Rewrites explicit float32 dtypes of op arguments for a model cast to `low`. Tensors are what has a `dtype`: those
-    of a step, and the nodes of a trace."""
+    """Rewrites explicit float32 dtypes of op arguments for a model cast to `low`, but for the ops in `named`. Tensors
+    are what has a `dtype`: those of a step, and the nodes of a trace."""
 
-    def __init__(self, low: DType) -> None:
-        self.low = low
+    def __init__(self, low: DType, named: Set[str] = frozenset()) -> None:
+        self.low, self.named = low, named
 
     def applies(self, op: Op) -> bool:
         return not kinds_of(op.base).isdisjoint(("cast", "factory"))
 
     def arguments(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments with float32 replaced where the cast model would have the low dtype."""
+        if op.name in self.named:
+            return list(args), kwargs
         if "cast" in kinds_of(op.base):
             source = args[0]
-            if op.target == _TO_DEVICE and isinstance(getattr(source, "dtype", None), DType):
+            if op.target == TO_DEVICE and isinstance(getattr(source, "dtype", None), DType):
                 kept = [source.dtype if isinstance(a, DType) else a for a in args]
                 return kept, {k: source.dtype if isinstance(v, DType) else v for k, v in kwargs.items()}
             if getattr(source, "dtype", None) is not dtypes.float32:
@@ -64,5 +68,5 @@ class WholeModelCast:
         """A cast that was a no-op in the float32 export and is a real one here."""
         source = args[0] if args else None
         target = next((a for a in (*args[1:], *kwargs.values()) if isinstance(a, DType)), None)
-        casts = "cast" in kinds_of(op.base) and op.target != _TO_DEVICE and target is dtypes.float32
+        casts = "cast" in kinds_of(op.base) and op.target != TO_DEVICE and target is dtypes.float32
         return casts and getattr(source, "dtype", None) is self.low

@@ -1,25 +1,33 @@
-"""Dtypes that code may take from a tensor, where a float32 export has the answer alone: the other end under autocast.
+"""Dtypes that code may take from a tensor, where a float32 export has the answer alone.
 
 `x.to(y.dtype)`, `torch.randn(n, dtype=y.dtype)` and `onehot.type_as(y)` are in the file as casts to, and tensors of,
-float32. Under autocast `y` may be of its dtype, so that the cast returns its input or makes half the bytes. Source
-lines tell which dtypes the code names itself (`x.float()`, `dtype=torch.float32`), except those that call functions
-of which no trace shows the lines; ops of published libraries are as their code has them.
+float32. Under autocast `y` may be of its dtype, so that the cast returns its input or makes half the bytes: the band
+has both. In a model that is cast as a whole (`--dtype bf16`) `y` has the dtype of the model. Source lines tell which
+dtypes the code names itself (`x.float()`, `dtype=torch.float32`), except those that call functions of which no trace
+shows the lines; ops of published libraries are as their code has them. Where no line tells, `ops.whole_model_cast`
+takes the likelier one, and the band has both.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from operator import is_
+from typing import TYPE_CHECKING, Any
 
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph, Op
+from staticmem.ir.graph import Graph, Note, Op
 from staticmem.ops import kinds_of
+from staticmem.ops.whole_model_cast import TO_DEVICE, cast_of
 from staticmem.passes.frames.line_texts import calls_hidden_code
 from staticmem.passes.frames.source_lines import names_of_children
 from staticmem.passes.lost_gradients import is_published
+
+if TYPE_CHECKING:
+    from staticmem.passes.pipeline import Asked
 
 _OWN_DTYPE = re.compile(r"\.dtype\b|\btype_as\(|dtype=(?!torch\.)[a-z_]\w*|\.to\((?!torch\.float|dtype=torch\.)")
 _NAMED_DTYPE = re.compile(r"\btorch\.float|\.float\(")
@@ -46,6 +54,52 @@ def with_dtype_of_autocast(graph: Graph, amp: DType) -> Graph | None:
             ops[index] = op.changed(args=args, kwargs=kwargs)
             count += 1
     return replace(graph, ops=tuple(ops)) if count else None
+
+
+def dtypes_of_lines(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+    """The graph of a model that is cast to `asked.cast`, with what lines say of float32 in casts and new tensors."""
+    assert asked.cast is not None
+    if cast_of(graph, asked.cast) is None:  # the file is in 16 bits itself, and its casts are real ones
+        return graph, ()
+    ops, named, left_open = list(graph.ops), set[str](), set[str]()
+    children = names_of_children(graph)
+    for index, op in enumerate(ops):
+        if not _has_float32(op) or is_published(op):
+            continue
+        text = op.stack[-1].text if op.stack else ""
+        of_tensor, of_code = _OWN_DTYPE.search(text) is not None, _NAMED_DTYPE.search(text) is not None
+        if calls_hidden_code(text, children) or of_tensor == of_code:
+            if _is_open(op, children):
+                left_open.add(op.name)
+        elif of_code:
+            named.add(op.name)
+        else:
+            ops[index] = _with_dtype(op, asked.cast)
+    if not named and not left_open and all(map(is_, ops, graph.ops)):
+        return graph, ()
+    return replace(graph, ops=tuple(ops), named_float32=frozenset(named), open_float32=frozenset(left_open)), ()
+
+
+def ends_of_cast(graph: Graph, low: DType) -> tuple[Graph, Graph] | None:
+    """The graphs of a model that is cast to `low` with this dtype, and with float32, wherever nothing tells which of
+    them the code has; None where there is no such place."""
+    left_open = graph.open_float32
+    if not left_open:
+        return None
+    lowest = tuple(_with_dtype(op, low) if op.name in left_open else op for op in graph.ops)
+    return replace(graph, ops=lowest), replace(graph, named_float32=graph.named_float32 | left_open)
+
+
+def _with_dtype(op: Op, dtype: DType) -> Op:
+    args = tuple(_swap(arg, dtype) for arg in op.args)
+    return op.changed(args=args, kwargs={key: _swap(arg, dtype) for key, arg in op.kwargs.items()})
+
+
+def _has_float32(op: Op) -> bool:
+    """Whether an op casts to float32, or makes a tensor of it; `x.to(device)` does not."""
+    if op.target == TO_DEVICE or kinds_of(op.base).isdisjoint(("cast", "factory")):
+        return False
+    return dtypes.float32 in op.args or dtypes.float32 in op.kwargs.values()
 
 
 def _swap(arg: Any, amp: DType) -> Any:

@@ -19,6 +19,7 @@ from operator import is_, is_not
 from typing import TYPE_CHECKING, Any
 
 from staticmem.frontends import decode
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Edit, Graph, Note, Parameter
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.ir.record import record
@@ -140,6 +141,7 @@ class Asked:
     inplace_abn: bool = False
     experts: ExpertShare | None = None
     context: ContextShare | None = None
+    cast: DType | None = None  # the 16-bit type that the whole model is cast to
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -437,6 +439,12 @@ STEP = (
         "experts:run_grouped", "aten::_grouped_mm transformers::grouped_mm_fallback", classes=("transformers.",),
     ),
     Pass(
+        "dtypes of lines",
+        "which of the casts to float32 the code names, and which have the dtype of a tensor: an export has resolved it",
+        "source lines of stack traces",
+        "open_dtypes:dtypes_of_lines", kinds=("cast", "factory"), option="cast",
+    ),
+    Pass(
         "noise of stochastic depth",
         "the dtype of the noise, which is that of the tensor it multiplies: an export has resolved it",
         "torchvision/ops/stochastic_depth.py",
@@ -592,6 +600,7 @@ def for_step(
     asked = Asked(
         training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, logits, lora,
         scenario.quantize, scenario.inplace_abn, scenario.experts, scenario.context,
+        scenario.dtype if scenario.dtype in dtypes.HALVES else None,
     )  # fmt: skip
     return run(passes, graph, asked)
 

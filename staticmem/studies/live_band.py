@@ -16,6 +16,7 @@ from typing import Protocol
 
 from staticmem.compiler.plan import Kernels
 from staticmem.engine.step import StepResult, run_step
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.liveness import Lifetimes, liveness
@@ -163,11 +164,12 @@ class LiveBand:
         """The steps with the least, and with the most, that the code may do with its values; none where that does not
         move the peak."""
         graph, scenario = self.graph, self.scenario
-        halved = self._with_dtype_of_autocast(graph)
+        halved, of_cast = self._with_dtype_of_autocast(graph), self._ends_of_cast(graph)
         every = scenario.training and (
             self._has_functions()
             or has_open_regions(graph, scenario.amp is not None)
             or halved is not None
+            or of_cast is not None
             or kept_by_modules(graph) != kept_by_modules(graph, "last-use")
         )
         if scenario.training and not every and not self._forward_matters():
@@ -177,6 +179,9 @@ class LiveBand:
             ends = self._ends_of_functions(ends) or ends
         if halved is not None:
             ends = self._with_dtype_of_autocast(ends[0]) or halved, ends[1]
+        if of_cast is not None:
+            lowest, highest = (self._ends_of_cast(end) or of_cast for end in ends)
+            ends = lowest[0], highest[1]
         early = every or (scenario.training and self._may_release_early()) or self._holds_otherwise("last-use")
         late = every or self._holds_otherwise("most")
         policies = ["last-use" if early else "expected", "most" if late else "expected"]
@@ -192,6 +197,14 @@ class LiveBand:
         from staticmem.passes.open_dtypes import with_dtype_of_autocast
 
         return with_dtype_of_autocast(graph, self.scenario.amp)
+
+    def _ends_of_cast(self, graph: Graph) -> tuple[Graph, Graph] | None:
+        """The graphs with the least and the most that casts may be where the model is cast to 16 bits as a whole."""
+        if self.scenario.dtype not in dtypes.HALVES:
+            return None
+        from staticmem.passes.open_dtypes import ends_of_cast
+
+        return ends_of_cast(graph, self.scenario.dtype)
 
     def _has_functions(self) -> bool:
         from staticmem.passes.custom_functions import has_functions
