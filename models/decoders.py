@@ -95,8 +95,8 @@ class PackedLinear(nn.Module):
 
 def linear_layer(inputs: int, outputs: int, bias: bool, packed: str) -> nn.Module:
     """`packed`: nf4, nf4-dq, or none; with "first" behind it, as the first step runs it."""
-    if packed:
-        kind, _, first = packed.partition(" ")
+    kind, _, first = packed.partition(" ")
+    if kind:
         return PackedLinear(inputs, outputs, bias, kind.endswith("-dq"), bool(first))
     return nn.Linear(inputs, outputs, bias=bias)
 
@@ -172,15 +172,20 @@ class Attention(nn.Module):
     """Causal attention of groups of heads; with `cap` the scores are computed and capped by a tanh, as in Gemma 2."""
 
     def __init__(self, hidden: int, heads: int, groups: int, width: int, rope: int, bias: bool, cap: float,
-                 adapters: dict[str, Any]):  # fmt: skip
+                 adapters: dict[str, Any], cache: int = 0):  # fmt: skip
         super().__init__()
         rank, targets, dropout, packed = _adapter(adapters)
+        self.cached = bool(cache)
+        if cache:  # `KVCache`: of all heads, but where there is one group
+            shape = (1, 1 if groups == 1 else heads, cache, width)
+            self.register_buffer("k", torch.zeros(shape), persistent=False)
+            self.register_buffer("v", torch.zeros(shape), persistent=False)
         self.heads, self.groups, self.width, self.rope, self.cap = heads, groups, width, rope, cap
         widths = (heads * width, groups * width, groups * width)
         self.attn = Projection(hidden, widths, bias, rank, targets, dropout, packed)
         self.proj = Linear(heads * width, hidden, bias, rank if "o" in targets else 0, dropout, packed)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, _ = x.shape
         qkv = self.attn(x)
         share = self.heads // self.groups
@@ -197,14 +202,19 @@ class Attention(nn.Module):
         k_roped = rotate(k[..., : self.rope], cos, sin)
         q = torch.cat((q_roped, q[..., self.rope :]), dim=-1)
         k = torch.cat((k_roped, k[..., self.rope :]), dim=-1)
-        y = self.attend(q, k, v)
+        if self.cached:
+            places = torch.zeros(length, dtype=torch.int64, device=x.device)
+            k = self.k.index_copy_(2, places, k)
+            v = self.v.index_copy_(2, places, v)
+        y = self.attend(q, k, v, mask)
         y = y.reshape(batch, length, self.heads * self.width)
         output: Tensor = self.proj(y)
         return output
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         if not self.cap:
-            return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+            causal = mask is None
+            return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal).transpose(1, 2)
         scores = q @ k.mT * 0.0625
         scores = torch.tanh(scores / self.cap) * self.cap
         mask = torch.ones(q.shape[2], q.shape[2], dtype=q.dtype, device=q.device).triu(diagonal=1)
@@ -256,9 +266,9 @@ class Block(nn.Module):
         self.norm_2 = None if self.shared else norms[1]
         self.after_attention, self.after_mlp = norms[2:] if len(norms) > 2 else (nn.Identity(), nn.Identity())
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         x_normed = self.norm_1(x)
-        attention_output = self.attn(x_normed, cos, sin)
+        attention_output = self.attn(x_normed, cos, sin, mask)
         attention_output = self.after_attention(attention_output)
         if self.parallel:
             if self.norm_2 is not None:
@@ -273,12 +283,13 @@ class Block(nn.Module):
 
 class LitDecoder(nn.Module):
     """A decoder of litgpt and its loss. `adapters` has rank, targets, dropout, how weights are packed, and whether
-    the step is the first of all; without them all weights train."""
+    the step is the first of all; without them all weights train. `cache`: it generates, in the first of its calls, with
+    keys and values of so many tokens."""
 
     def __init__(
         self, layers: int, hidden: int, heads: int, inner: int, vocabulary: int, groups: int = 0, width: int = 0,
         rotary: float = 1.0, norm: str = "rms", mlp: str = "silu", bias: bool = False, head_bias: bool = False,
-        adapters: dict[str, Any] | None = None, cap: float = 0, **kind: Any,
+        adapters: dict[str, Any] | None = None, cap: float = 0, cache: int = 0, **kind: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         width, given = width or hidden // heads, adapters or {}
@@ -291,12 +302,14 @@ class LitDecoder(nn.Module):
             return [RmsNorm(hidden, norm == "rms", gemma) for _ in range(number)]
 
         self.first, self.variable = bool(given.get("first")), list[Tensor]()
-        self.scaled, self.cap, self.rope = gemma, cap, int(width * rotary)
+        self.scaled, self.cap, self.rope, self.cache = gemma, cap, int(width * rotary), cache
+        if cache:
+            self.register_buffer("mask_cache", torch.ones(1, 1, cache, cache, dtype=torch.bool), persistent=False)
         self.wte = nn.Embedding(vocabulary, hidden)
         self.blocks = nn.ModuleList(
             Block(
                 kind,
-                Attention(hidden, heads, groups or heads, width, self.rope, bias, cap, given),
+                Attention(hidden, heads, groups or heads, width, self.rope, bias, cap, given, cache),
                 Mlp(hidden, inner, mlp, bias, given),
                 norms(count),
             )
@@ -313,8 +326,9 @@ class LitDecoder(nn.Module):
         x = self.wte(tokens)
         if self.scaled:
             x = x * 45.0
+        mask = self.mask_cache[:, :, : tokens.shape[1]].clone() if self.cache else None
         for block in self.blocks:
-            x = block(x, cos, sin)
+            x = block(x, cos, sin, mask)
         x = self.ln_f(x)
         if chunks:
             return [self.lm_head(part) for part in x.split(CHUNK, dim=1)]
@@ -323,26 +337,37 @@ class LitDecoder(nn.Module):
             x = torch.tanh(x / 30.0) * 30.0
         return x
 
-    def keep(self, logits: list[Tensor]) -> None:
-        if not self.first:
-            self.variable = logits
-
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        if self.cache:
+            return self.generated(tokens)
+        if self.first:
+            self.variable = []
         logits = self.logits(tokens, chunks=not self.wte.weight.requires_grad)
         if isinstance(logits, list):
             logits = [part.float() for part in logits]
-            self.keep(logits)
+            self.variable = logits
             logits[-1] = logits[-1][..., :-1, :]
             flat = [part.reshape(-1, part.shape[-1]) for part in logits]
             targets = [part.reshape(-1) for part in labels[..., 1:].split(CHUNK, dim=1)]
         else:
             logits = logits.float()
-            self.keep([logits])
+            self.variable = [logits]
             whole = logits[..., :-1, :]
             whole = whole.reshape(-1, whole.shape[-1])
             flat, targets = list(whole.split(CHUNK)), list(labels[..., 1:].reshape(-1).split(CHUNK))
         losses = [functional.cross_entropy(a, b, reduction="none") for a, b in zip(flat, targets, strict=True)]
         return torch.cat(losses).mean()
+
+    def generated(self, tokens: Tensor) -> Tensor:
+        """The next token of a prompt (generate/base.py)."""
+        logits = self.logits(tokens, chunks=False)
+        assert isinstance(logits, Tensor)
+        logits = logits.float()
+        last = logits[0, -1] / 0.8
+        best, _ = torch.topk(last, 200)
+        last = torch.where(last < best[[-1]], -float("inf"), last)
+        probabilities = functional.softmax(last, dim=-1)
+        return torch.multinomial(probabilities, num_samples=1)
 
 
 NETWORKS = {"LitDecoder": LitDecoder}

@@ -126,6 +126,10 @@ class Interpreter:
         """Runs all ops but the last `rest`, and returns the outputs that there are; the caller's frame holds them under
         their names. `decode`: the index of the op that begins the decode phase, where there is one."""
         start = 0
+        if self.recorded is not None:
+            for value, _ in self.recorded.kept:
+                if self.last_use.get(value.name, 0) < 0:  # the code lets go of it before its first op
+                    self._forget(value.name)
         for index in decode:
             self._outputs_of(start, index)
             self.e.trace.begin("decode")

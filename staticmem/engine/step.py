@@ -200,7 +200,8 @@ class _Step:
             owners = (self.loss, e.of_graph, *i.attributes.values())
             self.outputs.leave(by_attributes.union(tensor.storage.id for owner in owners for tensor, _ in owner.held))
         if graph_before is not None:
-            elsewhere = {tensor.storage.id for tensor, _ in (*held, *self.loss.held)}
+            kept = [held for name in self._kept_of_ctx() for held in i.attributes[name].held]
+            elsewhere = {tensor.storage.id for tensor, _ in (*held, *self.loss.held, *kept)}
             fill_place(e.trace, graph_before.storage.id, self._storages_of_graph(elsewhere))
         for key, storage in self.ended.items():
             if key in self.grads:
@@ -260,12 +261,26 @@ class _Step:
         if graph.recorded is not None:
             # what a checkpoint's recomputation assigns to a module takes the place of what the forward assigned
             self.interpreter.attributes |= {name: Owner("module", name) for name in graph.recorded.lasting}
+            before = self._kept_of_ctx().values()
             for value, base in graph.recorded.kept:
                 tensor = self._kept(value, base)
                 if self.scenario.training:
                     self.histories.add(value.name, tensor)
+                if value.name in before:  # the graph of the step before has it too, which ends with its loss
+                    self.e.hold(tensor, self.loss)
                 self.interpreter.keep(value.name, tensor)
         return parameters
+
+    def _kept_of_ctx(self) -> dict[str, str]:
+        """What modules keep because what they keep has a history with it: attributes of `ctx`, and for each its name as
+        it was left by the step before."""
+        recorded = self.graph.recorded
+        if recorded is None or self.in_function or len(recorded.kept) != len(recorded.lasting):
+            return {}
+        of_ctx = {name for function in recorded.functions.values() for name in function.attributes}
+        return {
+            name: value.name for (value, _), name in zip(recorded.kept, recorded.lasting, strict=True) if name in of_ctx
+        }
 
     def _place_replaced(self, buffer: Parameter, tensor: Tensor | None, until: int) -> None:
         """A buffer that the code replaces by another tensor after op `until`; -1: the step before has done so."""

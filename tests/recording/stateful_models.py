@@ -108,6 +108,51 @@ class HistoryHasAnother(Coded):
         return y
 
 
+class PeaksInForward(Coded):
+    """Has its peak where the forward ends: for a moment it copies what goes in."""
+
+    def forward(self, x: Any) -> Any:
+        y = super().forward(x)
+        with torch.no_grad():
+            mean = x.repeat(1, 256).mean()
+        return y + mean
+
+
+class LetGoFirst(PeaksInForward):
+    """Keeps a result until the next call begins, before whose first op it is let go of."""
+
+    kept: Any = None
+
+    def middle(self, x: Any) -> Any:
+        self.kept = F.relu(self.inner(x))
+        return self.kept * 2
+
+    def forward(self, x: Any) -> Any:
+        self.kept = None
+        return super().forward(x)
+
+
+class Squares(torch.autograd.Function):  # type: ignore[misc]
+    """Has its input as an attribute of `ctx`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.x = x
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad * 2 * ctx.x
+
+
+class KeepsGraphOfCtx(PeaksInForward):
+    """What it keeps has a history with attributes of `ctx`, which the loss of the step before has too."""
+
+    def middle(self, x: Any) -> Any:
+        self.kept = Squares.apply(F.relu(self.inner(x)) + 1)  # type: ignore[no-untyped-call]
+        return self.kept * 2
+
+
 class CheckpointsInFunctions(Coded):
     """A checkpoint within another one, with no module between them, and both end with the same op."""
 
@@ -123,5 +168,5 @@ class CheckpointsInFunctions(Coded):
 
 STATEFUL = (
     DataAveraged, DataProjected, DataClamped, DataSwapped, BufferAssigned, BufferInVariable,
-    HistoryKept, HistoriesKept, HistoryHasAnother, CheckpointsInFunctions,
+    HistoryKept, HistoriesKept, HistoryHasAnother, LetGoFirst, KeepsGraphOfCtx, CheckpointsInFunctions,
 )  # fmt: skip
