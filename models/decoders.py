@@ -82,10 +82,10 @@ class PackedLinear(nn.Module):
         self.product = FirstProduct if first else PackedProduct
         self.shape, self.in_features, self.out_features = (outputs, inputs), inputs, outputs
         count = inputs * outputs
-        self.register_buffer("packed", torch.zeros(count // 2, 1, dtype=torch.uint8))
         # int32 stands for float32, which `.to(torch.bfloat16)` would change
         self.register_buffer("absmax", torch.zeros(count // 64, dtype=torch.uint8 if double else torch.int32))
         self.register_buffer("blocks", torch.zeros(count // 64 // 256 if double else 0, dtype=torch.int32))
+        self.register_buffer("packed", torch.zeros(count // 2, 1, dtype=torch.uint8))
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from readings_models import predictions  # noqa: E402 - they import staticmem from this checkout
 
 METERS = ("live", "allocated", "reserved", "device", "context")
+OF_ALL = ("whole", "moment")  # a document may say them for all of its readings
+NAMED = ("model", "network", "sizes", "input", "whole", "moment", "cards")  # that decide a prediction
 FOLDER = ROOT / "tests" / "data" / "measured"
 
 
@@ -69,7 +71,8 @@ def comparisons(path: Path, known: dict[str, Any], state: Path | None = None) ->
     document = json.loads(path.read_text(encoding="utf-8"))
     for reading in _readings(document):
         words: dict[str, Any] = {**document.get("request", {}), **reading.get("request", {})}
-        asked = {name: reading[name] for name in ("model", "network", "sizes", "input", "whole") if name in reading}
+        reading = {**{name: document[name] for name in OF_ALL if name in document}, **reading}
+        asked = {name: reading[name] for name in NAMED if name in reading}
         key = json.dumps([asked, document.get("architectures", {}).get(reading.get("architecture")), words])
         if key not in known:
             known[key] = predictions(reading, document, words, path.parent)

@@ -24,9 +24,17 @@ no version of PyTorch, one is inferred from the date. Networks are in `models/` 
 - **In band**: the reading lies within the band of the prediction. **Above**: it lies above its upper end, which is what
   somebody who fills a card has to fear.
 - **Held out**: a random half of the readings, which was not looked at while we searched the other half for causes.
-- **Decoders** and vision transformers that have a name in the table (`llama-2-7b`) are predicted from two and four
-  layers, and each phase of the step grown by what a layer adds; those with `whole` from all. Sizes are in the file
+- **Decoders** and vision transformers that have a name in the table (`llama-2-7b`) are predicted from all layers where
+  it says `whole`, else from two and four, and each phase of the step grown by what a layer adds. Sizes are in the file
   of the source.
+- **First**: lit-gpt of October 2023 has its longest sample in the first micro-batch of all. Its prediction has no state
+  of the optimizer and no logits of a step before, and the replay of the first step alone.
+- **Between steps**: Qwen3's readings are no peaks. In all 21 rows with prompts from 6,144 tokens on, what they have
+  beside the weights and a cache of prompt + 2,047 tokens is 33 to 48 MiB, for each model the same within 2 MiB:
+  neither the activations of the prompt, which Qwen2.5's readings have, nor a second copy of one layer's keys. So
+  they are compared with what is allocated between two decode steps. The peak of these runs is predicted up to 20 %
+  higher, and the script in their repository reads a peak: it is not the one that was used.
+- **Cards**: the sum over several cards has the peak of each, so layers' activations count once for each card.
 - **Without a reading**: cuDNN's benchmark mode, TF32 switched off, channels_last, several processes on one card.
 """
 
@@ -48,8 +56,8 @@ def page(compared: Sequence[Comparison], not_tried: Sequence[tuple[str, str, int
         _summary(compared, ("card", "PyTorch", "meter"), lambda c: (c.gpu, c.torch, c.meter)),
         "## By network\n",
         _summary(compared, ("network", "meter"), lambda c: (c.network, c.meter)),
-        f"## Off by more than {OFF:.0%}\n",
-        _off([c for c in compared if abs(c.error) > OFF]),
+        f"## Off by more than {OFF:.0%}, or explained\n",
+        _off([c for c in compared if abs(c.error) > OFF or (c.explained and not c.in_band)]),
         "## Not tried\n",
         _untried(not_tried),
         "## Every reading\n",

@@ -13,6 +13,7 @@ import staticmem
 
 ROOT = Path(__file__).parents[1]
 MODEL = "models/resnet18.pt2"
+CUBLAS = 8519680  # bytes of a workspace below Hopper: 4096:2:16:8 KiB
 
 
 def _compare(*words: str) -> str:
@@ -101,6 +102,59 @@ def test_a_decoder_grows_by_what_a_layer_adds(
     text = page.read_text(encoding="utf-8")
     assert "It is tiny." in text
     assert "| me | others | 3 | no time |" in text
+
+
+@pytest.mark.torch
+def test_the_first_step_of_all_has_nothing_of_a_step_before(tmp_path: Path) -> None:
+    """lit-gpt's longest sample comes first: neither the logits of a step before are there, nor the workspace of cuBLAS
+    of the thread of the backward, as the peak is before its first product. `first` packs no weight by itself."""
+    pytest.importorskip("torch")
+    sizes = {"network": "LitDecoder", "layers": 3, "hidden": 64, "heads": 4, "inner": 128, "vocabulary": 4096}
+    adapters = {"rank": 4, "targets": "qv", "dropout": 0.1}
+    request = {"mode": "train", "loss": "none", "outputs": "dropped", "gpu": "a100-sxm-40gb"}
+    readings = [
+        {"architecture": "tiny", "sizes": {"adapters": {**adapters, **more}}, "input": [2, 256], "allocated_bytes": 1}
+        for more in ({"first": True}, {}, {"first": True, "packed": "nf4"})
+    ]
+    document = {"source": "me", "architectures": {"tiny": sizes}, "whole": True, "request": request}
+    given = tmp_path / "readings.json"
+    given.write_text(json.dumps({**document, "readings": readings}), encoding="utf-8")
+    _compare(str(given), "--state", str(tmp_path / "state.json"))
+    kept = json.loads((tmp_path / "state.json").read_text(encoding="utf-8"))
+    first, later, packed = (peak["allocated"][0] for _, _, peak in kept.values())
+    logits = 2 * 256 * 4096 * 4
+    assert later - first >= logits  # those of the step before
+    assert first - packed > 64 * 4096 * 2 // 2 - CUBLAS
+    assert first > logits + CUBLAS
+
+
+@pytest.mark.torch
+def test_readings_between_steps_and_sums_over_cards(tmp_path: Path) -> None:
+    """What is held between two decode steps is the model, the cache and one workspace of cuBLAS; two cards have the
+    activations of a prompt twice, but for its embeddings, and two workspaces."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers", minversion="5.20")
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128, "intermediate_size": 512,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
+    }  # fmt: skip
+    words = {"mode": "generate", "prompt": 500, "new_tokens": 3, "batch": 1, "gpu": "a100-sxm-80gb"}
+    ways: list[dict[str, object]] = [{}, {"moment": "between steps"}, {"cards": 2}]
+    document = {
+        "source": "me", "architectures": {"tiny": config}, "request": words,
+        "readings": [{"architecture": "tiny", "allocated_bytes": 1, **way} for way in ways],
+    }  # fmt: skip
+    given = tmp_path / "readings.json"
+    given.write_text(json.dumps(document), encoding="utf-8")
+    _compare(str(given), "--state", str(tmp_path / "state.json"))
+    kept = json.loads((tmp_path / "state.json").read_text(encoding="utf-8"))
+    one, between, two = (peak["allocated"] for _, _, peak in kept.values())
+    layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 512 + 2 * 128
+    parameters = 2 * (3 * layer + 2 * 256 * 128 + 128)
+    cache = 3 * 2 * 2 * 32 * 2 * (500 + 3 - 1)
+    assert between[0] == between[1] == parameters + cache + CUBLAS
+    assert between[0] < between[2] <= one[0]
+    assert CUBLAS + 3 * 500 * 512 * 2 <= two[0] - one[0] < 2 * CUBLAS
 
 
 def test_a_network_that_models_does_not_have_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
@@ -44,6 +45,7 @@ _FIXED = ("parameter", "buffer", "gradient", "optimizer_state", "communication")
 MASK_FIRST = ("aten.native_dropout.default",)
 STATE_IN_CONSTRUCTOR = (".sum",)  # Adagrad fills its state in __init__ (torch/optim/adagrad.py)
 
+PACKED_LATER = "weight that is packed"  # a weight on the device, before it is packed there
 EMPTY = -(1 << 40)  # the source of an id without bytes
 NO_SPACE = -1  # an entry of the script that is no workspace
 _AtTick: TypeAlias = "dict[int, list[tuple[int, int]]]"  # tick -> (kernel, index of a workspace)
@@ -71,7 +73,8 @@ def process_of_trace(
 class Builder:
     """Makes the process of a trace.
 
-    `sources` has of each id its buffer, or `~n` for the n-th of `spaces`, or EMPTY for what has no bytes; `by_size`
+    `sources` has of each id its buffer, or `~n` for the n-th of `spaces`, or EMPTY for what has no bytes, or, for the
+    n-th weight that is packed on the device, n more than there are buffers and one; `by_size`
     where sizes of buffers decided a call: a buffer of the step before, those that are left, and which of them goes.
     """
 
@@ -194,7 +197,7 @@ class Builder:
     def run(self, steps: int) -> Process:
         calls = self.calls
         self.marks.append(Mark(0, "setup", 0))
-        self._allocate(self.model)
+        self._load()
         if self.data == "resident":
             self._bring_data()
         early = [b for b in self.state if b.name.endswith(STATE_IN_CONSTRUCTOR)]
@@ -381,6 +384,22 @@ class Builder:
         self._allocate(late)
         return ()
 
+    def _load(self) -> None:
+        """Allocates the model. A weight that is packed on the device is there beforehand as it was, for a moment: it
+        leaves a block, of which others are cut."""
+        loading = {number: self.trace.buffers[number].name for number in self.trace.loading}
+        names = {name: number for number, name in loading.items()}
+        first, open_now = len(self.trace.buffers) + 1, {}
+        for buffer in self.model:
+            name = buffer.name if buffer.id in loading else buffer.name.rpartition(".")[0]
+            if name in names:  # the first of the weight and its statistics
+                place = list(loading).index(number := names.pop(name))
+                open_now[name] = self._new(self.trace.loading[number], -1, buffer.kernel, False, first + place)
+                self.whats[open_now[name]] = PACKED_LATER
+            self._allocate([buffer])
+            if buffer.id in loading:
+                self.calls.append(~open_now.pop(name))
+
     # -- calls ---------------------------------------------------------------------------------------------------
 
     def _allocate(self, buffers: Sequence[Buffer]) -> None:
@@ -428,6 +447,12 @@ class Builder:
     def _release(self, held: list[int]) -> None:
         self.calls += [~id for id in held]
         held.clear()
+
+
+def loaded_packed(process: Process) -> Process:
+    """The process if its weights come packed from the checkpoint: nothing is packed on the device."""
+    as_they_were = {id for id, what in process.whats_of_setup() if what == PACKED_LATER}
+    return replace(process, calls=tuple([c for c in process.calls if (c if c >= 0 else ~c) not in as_they_were]))
 
 
 def spaces_of(workspaces: WorkspaceModel | None) -> list[tuple[int, Workspace]]:

@@ -43,9 +43,11 @@ class _Pattern:
 
     def _with_sizes(self, trace: Trace, spaces: _Spaces) -> Process:
         count, sources = len(trace.buffers), self.sources
+        loading = trace.loading.values()
         # a source ~n is the n-th place from the end
-        sizes = [*trace.buffers.nbytes, 0, *(space.nbytes for _, space in reversed(spaces))]
-        scales = [*grows(trace, self.model), False, *(space.keep is None for _, space in reversed(spaces))]
+        sizes = [*trace.buffers.nbytes, 0, *loading, *(space.nbytes for _, space in reversed(spaces))]
+        of_spaces = [space.keep is None for _, space in reversed(spaces)]
+        scales = [*grows(trace, self.model), False, *(False for _ in loading), *of_spaces]
         if self.first.empties:
             sources = [count if source == EMPTY else source for source in sources]
         taken = [(id, spaces[~source][1]) for id, source in enumerate(self.sources) if EMPTY < source < 0]
@@ -91,4 +93,5 @@ def _key(trace: Trace, spaces: _Spaces) -> Hashable:
     buffers = trace.buffers
     columns = buffers.born, buffers.died, buffers.kernels, buffers.categories, buffers.names
     parts = tuple(map(id, (*columns, trace.kernels, trace.phases, trace.replaced_by, trace.cuda_graphs)))
-    return parts, tuple([(kernel, s.after, s.held, s.keep, s.once, s.what) for kernel, s in spaces])
+    of_spaces = tuple([(kernel, s.after, s.held, s.keep, s.once, s.what) for kernel, s in spaces])
+    return parts, tuple(trace.loading), of_spaces

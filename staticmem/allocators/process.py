@@ -134,6 +134,11 @@ class Process:
             sizes[id] = band[most]
         return sizes
 
+    def whats_of_setup(self) -> Iterator[tuple[int, str]]:
+        """The ids of what is allocated before the first step and is no buffer, each with its word."""
+        end = self.origins.starts[1] if len(self.origins.starts) > 1 else len(self.sizes)
+        return ((id, what) for id, what in self.origins.whats.items() if id < end)
+
     def mark_at(self, event: int) -> Mark:
         """The phase that an event belongs to."""
         at = bisect_left(self.marks, event + 1, key=lambda mark: mark.event)

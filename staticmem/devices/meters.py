@@ -10,17 +10,18 @@ the same is expected at what it would take without a limit.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from staticmem.allocators.band import JITTERS, Replays, is_quick
-from staticmem.allocators.from_trace import process_of_trace
+from staticmem.allocators.from_trace import loaded_packed, process_of_trace
 from staticmem.allocators.patterns import Patterns
 from staticmem.allocators.peaks import Outline, outline
 from staticmem.allocators.process import Process
-from staticmem.allocators.settings import DEFAULTS, Settings
+from staticmem.allocators.settings import DEFAULTS, MIN_BLOCK, SMALL_SIZE, Settings
 from staticmem.devices.gpus import THREADS, Gpu
 from staticmem.devices.kernels import KernelWorkspaces, Setup
 from staticmem.devices.sizing import Verdict, verdict
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # The replays of a band are independent of one another and cost the same; a long process gets fewer of them.
 LONG, JITTERS_OF_LONG = 200_000, 2  # calls of the process
+_GROWS = "aten.cat.default"  # the kernel by which a dynamic cache grows
 
 
 @record(frozen=True)
@@ -222,6 +224,12 @@ def on_device(
     for other in alternatives(device):
         like = unlimited(result, other).nominal
         allocated, reserved = allocated.reaching(like.peak_allocated), reserved.reaching(like.peak_reserved)
+    if result.trace.loading:  # a checkpoint may have its weights packed
+        as_packed = loaded_packed(process)
+        plain = outline(as_packed.calls, as_packed.sizes) if roomy.is_quick else _replay(as_packed, device, None)
+        allocated, reserved = allocated.reaching(plain.peak_allocated), reserved.reaching(plain.peak_reserved)
+    grown = _of_grown_caches(result) if process.mark_at(free.peak_allocated_at).phase == "decode" else 0
+    allocated, reserved = allocated.widened(0, grown), reserved.widened(0, grown)
     context, usable = device.setup.profile.overhead(device.gpu), usable_on(device)
     nominal = free
     if device.bounded and free.peak_reserved + context.expected > usable:
@@ -242,6 +250,19 @@ def on_device(
         mark.step, mark.phase, retries, returned,
     )  # fmt: skip
     return meters.widened(0, 0)
+
+
+def _of_grown_caches(result: StepResult) -> int:
+    """The most by which blocks of caches may be larger than their tensors in the last decode step, which is predicted
+    as if the cache were new. It has grown token by token, each time out of other free blocks, of which less than 1 MiB
+    is left whole (`should_split` in c10/cuda/CUDACachingAllocator.cpp)."""
+    trace, start = result.trace, dict(result.trace.phases).get("decode")
+    if start is None:
+        return 0
+    buffers, names = trace.buffers, trace.kernels.names
+    decode = range(bisect_left(buffers.born, start), len(buffers))
+    tensors = sum(names[buffers.kernels[id]] == _GROWS and buffers.nbytes[id] > SMALL_SIZE for id in decode)
+    return tensors * (SMALL_SIZE - MIN_BLOCK)
 
 
 def _parts(result: StepResult, process: Process, nominal: Replay | Outline) -> dict[str, int]:

@@ -308,8 +308,8 @@ class Trace:
     """What happened in a step. `phases` are (name, first tick); kernels and buffers are in order of time.
 
     `reads` has, by the index of a kernel, the inputs that its own memory depends on. `replaced_by` has, for a buffer
-    that the step before left, those that this step leaves in its place. `additions` and `cuda_graphs` are in order of
-    time.
+    that the step before left, those that this step leaves in its place. `loading` has, for a buffer of the model, the
+    bytes that loading it takes for a moment. `additions` and `cuda_graphs` are in order of time.
     """
 
     kernels: Kernels = field(default_factory=Kernels)
@@ -319,6 +319,7 @@ class Trace:
     marks: dict[str, int] = field(default_factory=dict)  # named ticks, e.g. "forward_end"
     reads: dict[int, tuple[Read, ...]] = field(default_factory=dict)
     replaced_by: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    loading: dict[int, int] = field(default_factory=dict)
     additions: list[Addition] = field(default_factory=list)
     cuda_graphs: list[CudaGraph] = field(default_factory=list)
     ticks: int = 0

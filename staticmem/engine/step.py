@@ -244,6 +244,8 @@ class _Step:
                     continue
                 if tensor is None:
                     tensor = self._place(p.value, category, p.fqn, p.cast)
+                    if p.loading:
+                        self.e.trace.loading[tensor.storage.id] = p.loading
                 tensors[p.value.name] = tensor
                 define(p.value.name, tensor, lasting=True)
                 if category == "parameter":

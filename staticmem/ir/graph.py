@@ -170,7 +170,8 @@ class Parameter:
     """A tensor that the model owns. `fqn` is its name in the model; `alias_of` is set when its storage is another's.
 
     `cast` is False for one that keeps its element type where the whole model is cast; `packed` says how many numbers a
-    weight has whose elements hold several."""
+    weight has whose elements hold several; `loading` are bytes that are on the device while it is loaded: the weight
+    that is packed there."""
 
     value: Value
     fqn: str
@@ -178,6 +179,7 @@ class Parameter:
     alias_of: str | None = None
     cast: bool = True
     packed: int | None = None
+    loading: int = 0
 
     @property
     def count(self) -> int:

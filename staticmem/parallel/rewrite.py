@@ -220,6 +220,7 @@ class Rewrite:
         for before, after in old.replaced_by.items():
             if before in ids:
                 new.replaced_by[ids[before]] = tuple([ids[one] for one in after if one in ids])
+        new.loading = {ids[one]: nbytes for one, nbytes in old.loading.items() if one in ids}
         return new.seal()
 
     def _kernels(self, pieces: list[tuple[int, Piece]]) -> tuple[Kernels, dict[int, int], dict[_Moment, int]]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 BLOCK = 64  # elements of a weight that share one absmax: `blocksize` of `Params4bit`
 BLOCK_OF_ABSMAX = 256  # with double quantisation: `quantize_blockwise(absmax, blocksize=256)`
 CODE_OF_4_BITS, CODE_OF_8_BITS = 16, 256  # float32 numbers of a table: `get_4bit_type`, `create_dynamic_map`
+_LOADED = 2  # bytes of a number on the GPU before it is packed there: `Params4bit._quantize`, `Int8Params.cuda`
 _CLASSES = {4: "bitsandbytes.nn.modules.Linear4bit", 8: "bitsandbytes.nn.modules.Linear8bitLt"}
 
 
@@ -125,7 +126,8 @@ def _parameters(graph: Graph, layers: Sequence[Layer], chosen: Quantized) -> tup
         if value.name in packed:
             dtype, size = (dtypes.int8, value.shape) if chosen.bits == 8 else (dtypes.uint8, (-(-value.numel // 2), 1))
             numbers = value.numel if chosen.bits == 4 else None
-            p = replace(p, value=Value(value.name, dtype, size), trainable=False, packed=numbers)
+            packed_value = Value(value.name, dtype, size)
+            p = replace(p, value=packed_value, trainable=False, packed=numbers, loading=_LOADED * value.numel)
         elif value.name in biases:
             p = replace(p, value=Value(value.name, chosen.compute, value.shape), trainable=False, cast=False)
         elif chosen.prepared and value.dtype.is_floating_point:
@@ -142,6 +144,11 @@ def _notes(layers: Sequence[Layer], chosen: Quantized, states: dict[str, list[Pa
         f"{beside:,} bytes of statistics; products in {chosen.compute.name} take the weight in that type for a moment"
     )
     notes = [Note("assumption", "SM276", text, len(weights))]
+    text = (
+        "each weight is packed on the GPU, where it has 16 bits a number for a moment; bands of allocated and reserved "
+        "memory reach to a checkpoint whose weights are packed already"
+    )
+    notes.append(Note("assumption", "SM211", text))
     if chosen.bits == 8:
         text = "outliers of int8 products are not counted: the data decide which columns have some"
         notes.append(Note("assumption", "SM277", text))

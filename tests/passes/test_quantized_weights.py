@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 import staticmem
+from staticmem.allocators.from_trace import PACKED_LATER, loaded_packed
+from staticmem.allocators.peaks import outline
+from staticmem.devices.meters import process_on
 from staticmem.errors import UsageError
 from staticmem.studies import Request, Study
 
@@ -77,6 +80,27 @@ def kernels(name: str, **options: Any) -> list[str]:
     """The phases in which a kernel runs, in order."""
     trace = Study.open(program(), Request(**options)).result.trace
     return [kernel.phase for kernel in trace.kernels if kernel.name == f"bitsandbytes.{name}.default"]
+
+
+@pytest.mark.parametrize("kind", ["nf4", "nf4-dq", "int8"])
+def test_weights_are_on_the_device_in_16_bits_before_they_are_packed(kind: str) -> None:
+    """bitsandbytes/nn/modules.py: `Params4bit._quantize` and `Int8Params.cuda` move it to the GPU and pack it there."""
+    study = Study.open(program(), Request(mode="infer", quantize=kind, dtype="fp16", gpu="a100-sxm-40gb"))
+    process = process_on(study.result, study.device)
+    names = study.result.trace.buffers.names
+    moments = [id for id, what in process.origins.whats.items() if what == PACKED_LATER]
+    assert [process.sizes[id] for id in moments] == [2 * NUMBERS, 2 * NUMBERS]
+    calls = list(process.calls)
+    for id, name in zip(moments, ("up.weight", "down.weight"), strict=True):
+        assert names[process.origins[calls[calls.index(~id) - 1]].buffer] == name  # the weight is packed, then it goes
+        statistics = [at for at in calls[: calls.index(id)] if names[process.origins[at].buffer].startswith(f"{name}.")]
+        assert not statistics
+    packed = loaded_packed(process)
+    assert [call for call in calls if call not in moments and ~call not in moments] == list(packed.calls)
+    ends = outline(packed.calls, packed.sizes)
+    assert study.meters.allocated.low <= ends.peak_allocated <= study.meters.allocated.high
+    assert study.meters.reserved.low <= ends.peak_reserved <= study.meters.reserved.high
+    assert any(note.code == "SM211" for note in study.report.assumptions)
 
 
 def test_products_make_the_weight_in_forward_and_in_backward() -> None:

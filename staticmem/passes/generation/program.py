@@ -208,7 +208,7 @@ def _notes(asked: Generation, all_logits: bool) -> list[Note]:
     if asked.steps > 1:
         text = (
             f"of the {asked.steps:,} decode steps the last one is run, which needs the most; reserved memory is "
-            "without what the growth of the cache scatters"
+            "without what the growth of the cache scatters, and bands allow 1 MiB more for each block of the cache"
         )
         if asked.cache == "static":
             text = f"of the {asked.steps:,} decode steps the last one is run: all need the same"
