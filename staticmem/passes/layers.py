@@ -136,7 +136,9 @@ def output_head(graph: Graph, layers: Sequence[Layer]) -> str | None:
 
     It makes the first output, or leads to it through ops that are in no layer, and has a row for each of an embedding.
     """
-    rows = {layer.weight.value.shape[0] for layer in layers if layer.kind == EMBEDDING and layer.weight.value.shape}
+    parameters = {p.value.name: p for p in graph.parameters}  # of any lookup: Gemma's module scales what it looks up
+    tables = [_parameter(op, 0, parameters) for op in graph.ops if op.base == "aten::embedding"]
+    rows = {table.value.shape[0] for table in tables if table is not None and table.value.shape}
     linear = [layer for layer in layers if layer.kind == LINEAR]
     if not linear or linear[-1].features[1] not in rows:
         return None

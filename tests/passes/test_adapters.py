@@ -319,6 +319,21 @@ def test_all_linear_takes_the_head_of_a_model_that_is_not_of_transformers() -> N
     assert live(program(), **asked) == live(program(ALL, 4, 4), optimizer="sgd")
 
 
+def test_the_head_is_found_behind_embeddings_that_scale() -> None:
+    """Gemma's module multiplies what it looks up: it is no plain embedding, and its table has the rows of the head."""
+    from staticmem.passes.layers import layers_of, output_head
+
+    class Scaled(torch.nn.Embedding):  # type: ignore[misc]
+        def forward(self, ids: Any) -> Any:
+            return super().forward(ids) * 8.0
+
+    with torch.device("meta"):
+        model = decoder()
+        model.tokens = Scaled(WORDS, WIDTH)
+    graph = Study(recorded(model, torch.zeros(4, 16, dtype=torch.int64)), Request(batch=4, dims={"axis1": 16})).graph
+    assert output_head(graph, layers_of(graph)) == "head"
+
+
 def test_a_pattern_has_to_match_the_whole_path() -> None:
     by_pattern = live(program(), optimizer="sgd", lora=r"r=4,targets=blocks\.1\..*_proj")
     assert by_pattern < live(program(), optimizer="sgd", lora="r=4,targets=q_proj+v_proj")
