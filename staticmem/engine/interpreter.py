@@ -455,20 +455,22 @@ class Interpreter:
             self.owners[name] = (tensor, e.take(tensor, "value", name))
 
     def _upcast(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Inside the module the name is the float32 copy, until its last use there; outside it is the input."""
+        """Inside the module the name is the float32 copy, until its last use there; outside it is the input. A name that
+        ends with the module is a variable of its own, which has the copy."""
         name, source, e, rule = op.outputs[0], args[0], self.e, lookup(op.target)
         assert rule is not None
         e.open_scope()
         self.bind(name, call(e, rule, args, kwargs), op)
         e.close_scope()
-        last = self.index
-        for index in range(self.index + 1, len(self.graph.ops)):
+        last, end = self.index, len(self.graph.ops)
+        for index in range(self.index + 1, end):
             later = self.graph.ops[index]
             if later.modules and not inside(later.modules, op.modules):
+                end = index
                 break
             if name in later.refs():
                 last = index
-        if self.last_use.get(name, len(self.graph.ops)) > last:
+        if self.last_use.get(name, end) >= end:
             self.copies.setdefault(last, []).append(self.owners[name])
             self.owners[name] = (source, e.take(source, "value", name))
             self.outside[name] = (op.modules, source)

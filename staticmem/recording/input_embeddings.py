@@ -16,7 +16,7 @@ _HOOKS = ("make_inputs_require_grad", "make_inputs_require_grads")
 
 def input_embeddings(module: torch.nn.Module) -> dict[str, Any]:
     """The key `input_embeddings` of a recording; nothing for modules that are not of transformers."""
-    found: dict[int, torch.nn.Module] = {}
+    embeddings: dict[int, torch.nn.Module] = {}  # by id
     for child in module.modules():
         if not hasattr(child, "enable_input_require_grads"):
             continue
@@ -25,11 +25,13 @@ def input_embeddings(module: torch.nn.Module) -> dict[str, Any]:
         except (NotImplementedError, AttributeError):
             continue
         if isinstance(embedding, torch.nn.Module):
-            found.setdefault(id(embedding), embedding)
-    paths = [path for path, child in module.named_modules() if id(child) in found and path]
+            embeddings.setdefault(id(embedding), embedding)
+    paths = [path for path, child in module.named_modules() if id(child) in embeddings and path]
     if not paths:
         return {}
     hooked = any(
-        getattr(hook, "__name__", "") in _HOOKS for child in found.values() for hook in child._forward_hooks.values()
+        getattr(hook, "__name__", "") in _HOOKS
+        for child in embeddings.values()
+        for hook in child._forward_hooks.values()
     )
     return {"input_embeddings": {"paths": paths, "require_grad": hooked}}

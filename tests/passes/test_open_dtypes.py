@@ -115,14 +115,16 @@ def mixed() -> Any:
 
 
 @pytest.mark.torch
-def test_a_cast_model_is_that_of_its_recording(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_a_cast_model_is_that_of_its_recording(mode: str, tmp_path: Path) -> None:
     """The recording has what the code of the cast module runs."""
     import torch
 
     inputs = torch.zeros(32, 64), torch.zeros(32, dtype=torch.int64)
-    torch.export.save(torch.export.export(mixed(), inputs, strict=False), tmp_path / "plain.pt2")
+    torch.export.save(torch.export.export(mixed().train(mode == "train"), inputs, strict=False), tmp_path / "plain.pt2")
     staticmem.export(mixed(), inputs, tmp_path / "recorded.pt2")
-    words: dict[str, Any] = {"batch": 32, "dtype": "bf16", "optimizer": "sgd"}
+    words: dict[str, Any] = {"batch": 32, "dtype": "bf16", "mode": mode}
+    words |= {"optimizer": "sgd"} if mode == "train" else {}
     plain, recorded = (staticmem.analyze(tmp_path / f"{name}.pt2", **words).peak for name in ("plain", "recorded"))
     assert plain.live_bytes == recorded.live_bytes
     assert plain.bands["live"].low <= plain.live_bytes <= plain.bands["live"].high
