@@ -455,8 +455,8 @@ class Interpreter:
             self.owners[name] = (tensor, e.take(tensor, "value", name))
 
     def _upcast(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Inside the module the name is the float32 copy, until its last use there; outside it is the input. A name that
-        ends with the module is a variable of its own, which has the copy."""
+        """Inside the module the name is the float32 copy, until its last use there; outside it is the input. A name
+        that ends with the module is a variable of its own, which has the copy."""
         name, source, e, rule = op.outputs[0], args[0], self.e, lookup(op.target)
         assert rule is not None
         e.open_scope()
