@@ -37,7 +37,7 @@ from staticmem.passes.module_spans import calls_of
 from staticmem.scenario.adapters import ALL_LINEAR, Lora
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked, AskedLora
+    from staticmem.passes.asked import Asked, AskedLora
 
 _ATTENTION_CLASS = "torch.nn.modules.activation.MultiheadAttention"
 _LINEAR_CLASS, _DROPOUT_CLASS = "torch.nn.modules.linear.Linear", "torch.nn.modules.dropout.Dropout"

@@ -20,7 +20,7 @@ from staticmem.ir.graph import NO_KWARGS, Graph, Note, Op
 from staticmem.ops.registry import RING_ATTENTION, argument
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked
+    from staticmem.passes.asked import Asked
 
 ATTENTION = "aten::scaled_dot_product_attention"
 

@@ -26,7 +26,7 @@ from staticmem.passes.inserted import names_of, unused_name, with_named_ops
 from staticmem.scenario.step import ExpertShare
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked
+    from staticmem.passes.asked import Asked
 
 _PRODUCTS = (GROUPED, FALLBACK)
 _CASTS = ("aten::to", "aten::_to_copy", "aten::type_as", "aten::bfloat16", "aten::float", "aten::half")

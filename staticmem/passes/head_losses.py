@@ -23,7 +23,7 @@ from staticmem.passes.inserted import with_ops
 from staticmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked
+    from staticmem.passes.asked import Asked
 
 LABELS, LOSS = "target", "loss"  # values that the pass adds
 # classes whose forward in Liger-Kernel 0.8.5 asks for another `chunk_mem_const` than 1: transformers/model/gpt_oss.py

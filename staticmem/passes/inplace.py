@@ -22,7 +22,7 @@ from staticmem.passes.frames.source_lines import names_of_children
 from staticmem.passes.lost_gradients import LIBRARIES
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked
+    from staticmem.passes.asked import Asked
 
 
 # ops that nothing but a source line makes in place: methods with an underscore, and augmented assignments

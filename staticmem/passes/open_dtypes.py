@@ -27,7 +27,7 @@ from staticmem.passes.frames.source_lines import names_of_children
 from staticmem.passes.lost_gradients import is_published
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked
+    from staticmem.passes.asked import Asked
 
 _OWN_DTYPE = re.compile(r"\.dtype\b|\btype_as\(|dtype=(?!torch\.)[a-z_]\w*|\.to\((?!torch\.float|dtype=torch\.)")
 _NAMED_DTYPE = re.compile(r"\btorch\.float|\.float\(")

@@ -22,7 +22,7 @@ from staticmem.scenario.low_rank import LowRank
 _LINEAR = ("aten::linear", "staticmem::linear_cross_entropy", "staticmem::fused_linear_cross_entropy")
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked
+    from staticmem.passes.asked import Asked
 
 
 def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 from staticmem.frontends import decode
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Edit, Graph, Note, Parameter
+from staticmem.ir.graph import Edit, Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
 from staticmem.ops.registry import Kind
+from staticmem.passes.asked import Asked, AskedLora
 from staticmem.scenario.step import HEAD_LOSSES
 
 if TYPE_CHECKING:
-    from staticmem.ir.dtypes import DType
-    from staticmem.scenario.adapters import Lora, Quantized
-    from staticmem.scenario.step import ContextShare, ExpertShare, Scenario
+    from staticmem.scenario.step import Scenario
 
 
 @record(frozen=True, slots=True)
@@ -109,39 +108,6 @@ class Rewrite(Pass):
         if len(ops) == len(graph.ops) and all(map(is_, ops, graph.ops)):
             return graph, notes
         return replace(graph, ops=tuple(ops), outputs=tuple(map(edited.final, graph.outputs))), notes
-
-
-@record(frozen=True, slots=True)
-class AskedLora:
-    """Adapters, and what else of a step their code depends on: the types of autocast and of the whole model, where they
-    are given, and whether dropout is on."""
-
-    lora: Lora
-    amp: DType | None
-    dtype: DType | None
-    training: bool
-
-
-@record(frozen=True, slots=True)
-class Asked:
-    """What a request says that passes depend on, and two facts of the graph that it is about: `parameters` in the order
-    of `Module.named_parameters()`, and `logits`, the sizes of the first output where the graph has none."""
-
-    training: bool = False
-    inplace: str = "none"  # a policy of `inplace.POLICIES`
-    unfold_batchnorm: bool = False
-    freeze: str | None = None  # the pattern, in training only
-    parameters: tuple[Parameter, ...] = ()
-    inference: bool = False
-    # a loss of `scenario.step.HEAD_LOSSES`, in training only, and the labels of a target of `ctc`
-    head_loss: tuple[str, int | None] | None = None
-    logits: tuple[int, ...] | None = None
-    lora: AskedLora | None = None
-    quantize: Quantized | None = None
-    inplace_abn: bool = False
-    experts: ExpertShare | None = None
-    context: ContextShare | None = None
-    cast: DType | None = None  # the 16-bit type that the whole model is cast to
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
@@ -605,4 +571,4 @@ def for_step(
     return run(passes, graph, asked)
 
 
-__all__ = ["DECODER", "IN_PLACE", "STEP", "Asked", "Pass", "bind", "edit_lines", "for_step", "run"]
+__all__ = ["DECODER", "IN_PLACE", "STEP", "Pass", "bind", "edit_lines", "for_step", "run"]

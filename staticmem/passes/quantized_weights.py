@@ -23,7 +23,7 @@ from staticmem.passes.weight_only import pack
 from staticmem.scenario.adapters import Quantized
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked
+    from staticmem.passes.asked import Asked
 
 BLOCK = 64  # elements of a weight that share one absmax: `blocksize` of `Params4bit`
 BLOCK_OF_ABSMAX = 256  # with double quantisation: `quantize_blockwise(absmax, blocksize=256)`

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from staticmem.ir.graph import Graph, Note, Op
 
 if TYPE_CHECKING:
-    from staticmem.passes.pipeline import Asked
+    from staticmem.passes.asked import Asked
 
 _IN_TRAINING = re.compile(r"\bif\s+self\.training\s+else\s+None\b")
 

@@ -10,7 +10,8 @@ from staticmem.engine import step
 from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph, Op, Value
 from staticmem.ir.onnx_graph import Net, Node
-from staticmem.passes.pipeline import FX_TEXTS, IN_PLACE, STEP, Asked, Pass, for_step, run
+from staticmem.passes.asked import Asked
+from staticmem.passes.pipeline import FX_TEXTS, IN_PLACE, STEP, Pass, for_step, run
 from staticmem.scenario.step import Scenario
 
 

@@ -6,7 +6,7 @@ from prepared import only
 
 from staticmem.ir.dtypes import float32
 from staticmem.ir.graph import Graph, Op, Parameter, Ref, Value
-from staticmem.passes.pipeline import Asked
+from staticmem.passes.asked import Asked
 
 
 def unfold_batch_norms(graph: Graph) -> Graph:

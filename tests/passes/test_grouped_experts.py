@@ -11,9 +11,9 @@ from small_graphs import Builder, targets
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Ref
+from staticmem.passes.asked import Asked
 from staticmem.passes.expert_parallel import expert_parameters, split_experts
 from staticmem.passes.experts import run_grouped
-from staticmem.passes.pipeline import Asked
 from staticmem.scenario.step import ExpertShare
 from staticmem.studies import Study, request_of
 

@@ -9,11 +9,11 @@ from prepared import restored
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref, SourceLine
+from staticmem.passes.asked import Asked
 from staticmem.passes.checkpoint_regions import all_regions, has_open_regions
 from staticmem.passes.custom_functions import ends_of_functions
 from staticmem.passes.frames.unseen_code import line_calling_function
 from staticmem.passes.hidden_checkpoints import hidden_checkpoints
-from staticmem.passes.pipeline import Asked
 from staticmem.passes.training_code import drop_training_code
 from staticmem.scenario.step import Scenario
 

@@ -10,7 +10,7 @@ from small_graphs import Builder, targets
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Ref
-from staticmem.passes.pipeline import Asked
+from staticmem.passes.asked import Asked
 
 
 def follow_operand(graph: Graph) -> Graph:

@@ -12,8 +12,8 @@ from small_graphs import Builder
 import staticmem
 from staticmem.ir.dtypes import bfloat16, float32, int64
 from staticmem.ir.graph import Frame, Graph, Ref, SourceLine
+from staticmem.passes.asked import Asked
 from staticmem.passes.open_dtypes import dtypes_of_lines, ends_of_cast, with_dtype_of_autocast
-from staticmem.passes.pipeline import Asked
 
 
 def graph(op: str, *args: object, line: str = "", cls: str = "net.Net") -> Graph:

@@ -13,7 +13,8 @@ from small_graphs import Builder
 import staticmem
 from staticmem.ir.graph import Graph, Note, Ref
 from staticmem.passes import training_code
-from staticmem.passes.pipeline import STEP, Asked, Pass, edit_lines, for_step, run
+from staticmem.passes.asked import Asked
+from staticmem.passes.pipeline import STEP, Pass, edit_lines, for_step, run
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Study, request_of
 
