@@ -144,3 +144,12 @@ def test_what_is_no_decoder_is_refused(attention: type[Attention], said: str) ->
     with pytest.raises(ModelFileError, match=said) as error:
         _report(attention)
     assert error.value.code == "SM126"
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_prompt_of_one_token_is_a_prefill(cache: str) -> None:
+    """Its scores have its own key alone. The last step over as many tokens is the same, however long the prompt was."""
+    one, two = (_report(prompt=prompt, new_tokens=25 - prompt, cache=cache).phases for prompt in (1, 2))
+    assert one.start_bytes == two.start_bytes
+    assert one.decode == two.decode
+    assert one.forward.peak_bytes <= two.forward.peak_bytes

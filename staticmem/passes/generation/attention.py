@@ -59,13 +59,14 @@ def attentions(graph: Graph, wide: Graph) -> tuple[Attention, ...]:
     """
     maker = {name: op for op in graph.ops for name in op.outputs}
     written = {each.first.name: each for each in written_attentions(graph, maker)}
+    of_wide = {name: op for op in wide.ops for name in op.outputs}
     windows = _windows(wide, {name: each.mask.name for name, each in written.items() if each.mask is not None})
     calls = []
     for op in graph.ops:
         if op.base == SDPA:
-            calls.append(_attention(graph, op, maker, windows))
+            calls.append(_attention(graph, op, maker, windows, of_wide))
         elif op.name in written:
-            calls.append(_written_attention(graph, written[op.name], maker, windows))
+            calls.append(_written_attention(graph, written[op.name], maker, windows, of_wide))
     if not calls:
         raise not_recognised(
             "no attention was recognised",
@@ -83,8 +84,10 @@ def _not_causal(name: str) -> Exception:
     )
 
 
-def _attention(graph: Graph, op: Op, maker: Mapping[str, Op], windows: Mapping[str, int | None]) -> Attention:
-    """A call of scaled_dot_product_attention."""
+def _attention(
+    graph: Graph, op: Op, maker: Mapping[str, Op], windows: Mapping[str, int | None], wide: Mapping[str, Op]
+) -> Attention:
+    """A call of scaled_dot_product_attention. `wide` has the makers of values at a great length."""
     query, *pair = op.args[:3]
     if op.name not in windows or not isinstance(query, Ref) or len(pair) < 2:
         raise _not_causal(op.name)
@@ -92,7 +95,7 @@ def _attention(graph: Graph, op: Op, maker: Mapping[str, Op], windows: Mapping[s
     mask, same = argument(op, 3, "attn_mask"), sizes[-1:] == value_sizes[-1:]
     given = ref_name(pair[0]), ref_name(pair[1])
     over_keys = tuple[str, ...]()
-    if (latents := _latents(graph, key, value, maker)) is not None:
+    if (latents := _latents(graph, key, value, maker, wide)) is not None:
         key, value, of_key, of_value, sizes = *latents, (), (), ()
         over_keys = ops_over_keys(graph, latents, (op,), frozenset())
     return Attention(
@@ -104,7 +107,7 @@ def _attention(graph: Graph, op: Op, maker: Mapping[str, Op], windows: Mapping[s
 
 
 def _written_attention(
-    graph: Graph, written: Written, maker: Mapping[str, Op], windows: Mapping[str, int | None]
+    graph: Graph, written: Written, maker: Mapping[str, Op], windows: Mapping[str, int | None], wide: Mapping[str, Op]
 ) -> Attention:
     """An attention that the code writes out."""
     name, choice = written.first.name, written.mask
@@ -114,7 +117,7 @@ def _written_attention(
     (key, *_), (value, *_) = (
         _before_repeat(Ref(_before_cast(each, maker)), maker, written.first) for each in (written.key, written.value)
     )
-    key, value = _latents(graph, key, value, maker) or (key, value)
+    key, value = _latents(graph, key, value, maker, wide) or (key, value)
     over_keys = ops_over_keys(graph, (key, value), (written.first, written.last), written.scores)
     return Attention(
         name, key, value, (written.key, written.value), (), 1, choice.outputs[0], windows[name], False,
@@ -131,9 +134,12 @@ def _before_cast(name: str, maker: Mapping[str, Op]) -> str:
     return name
 
 
-def _latents(graph: Graph, key: str, value: str, maker: Mapping[str, Op]) -> tuple[str, str] | None:
+def _latents(
+    graph: Graph, key: str, value: str, maker: Mapping[str, Op], wide: Mapping[str, Op]
+) -> tuple[str, str] | None:
     """The latents [batch, 1, tokens, size] that keys and values are computed of, and the rotated part that all heads of
-    the keys share: what is cached in their place. None where values are no projection of such.
+    the keys share: what is cached in their place. None where values are no projection of such. At one token their sizes
+    are those of [batch, tokens, heads, size], so that those at a great length tell.
 
     Source: transformers 5.24, models/deepseek_v3/modeling_deepseek_v3.py, `expand_kv`.
     """
@@ -141,7 +147,7 @@ def _latents(graph: Graph, key: str, value: str, maker: Mapping[str, Op]) -> tup
     while op is not None and op.base in _VIEWS:
         op = maker.get(ref_name(op.args[0]))
     latents = ref_name(op.args[0]) if op is not None and op.base == "aten::linear" else ""
-    source = maker.get(latents)
+    source = wide.get(latents)
     shape = source.args[1] if source is not None and source.base in ("aten::view", "aten::reshape") else None
     if not isinstance(shape, tuple) or len(shape) != 4 or shape[1] != 1:
         return None

@@ -71,9 +71,9 @@ class Layer:
         kept = min(past, self.window - 1)
         return (asked.prompt if asked.steps == 1 else min(past - 1, self.window - 1) + 1), kept
 
-    def tokens_for_mask(self, queries: int) -> int:
+    def tokens_for_mask(self, queries: int, prefill: bool) -> int:
         """Keys that a mask is made for: `get_mask_sizes` of the layers."""
-        asked, prefill = self.asked, queries > 1 or not self.asked.steps
+        asked = self.asked
         if not self.static:
             past = 0 if prefill else asked.longest - 1
             return past + queries if self.window is None else min(past, self.window - 1) + queries

@@ -50,9 +50,10 @@ class Forward:
         inputs: Inputs,
         prefix: str = "",
     ) -> None:
-        """`graph` is bound at the batch and the tokens of this forward; its values get `prefix`."""
+        """`graph` is bound at the batch and the tokens of this forward; its values get `prefix`, but in the prefill."""
         self.lengths = lengths
         self.draft, self.graph, self.layers, self.inputs, self.prefix = draft, graph, layers, inputs, prefix
+        self.prefill = not prefix
         self.calls = {call.op: (number, call) for number, call in enumerate(calls)}
         self.updates = {call.updated_at: number for number, call in enumerate(calls)}
         self.over_keys = {name: number for number, call in enumerate(calls) for name in call.over_keys}
@@ -117,7 +118,7 @@ class Forward:
         if number is None:
             return op
         update = self.updated.get(number)  # what slices a mask may run before
-        length = update.length if update is not None else self.layers[number].tokens_for_mask(self.tokens)
+        length = update.length if update is not None else self.layers[number].tokens_for_mask(self.tokens, self.prefill)
         if length == self.tokens:
             return op
         return self.lengths.over_keys(op, length) if op.name in self.over_keys else self.lengths.over_scores(op, length)
@@ -229,10 +230,12 @@ class Forward:
         )
         for number, call in calls:
             layer = self.layers[number]
-            if layer.window in self.masks or not needs_mask(call, layer, self.tokens):
+            if layer.window in self.masks or not needs_mask(call, layer, self.tokens, self.prefill):
                 continue
             name = f"{self.prefix}mask.{len(self.masks)}"
-            parts = add_mask(self.draft, name, call, layer, self.tokens, self.batch, self._stack(modules[:1]))
+            parts = add_mask(
+                self.draft, name, call, layer, self.tokens, self.batch, self._stack(modules[:1]), self.prefill
+            )
             self.masks[layer.window] = parts[0]
             for value in parts:
                 ends_of = ends.get(call.mask)
@@ -310,7 +313,7 @@ class Forward:
         query, key, value = Ref(self._own(ref_name(op.args[0]))), Ref(update.key), Ref(update.value)
         if call.over_keys:
             key, value = (Ref(self._own(name)) for name in call.given)
-        mask = self.masks.get(layer.window) if needs_mask(call, layer, self.tokens) else None
+        mask = self.masks.get(layer.window) if needs_mask(call, layer, self.tokens, self.prefill) else None
         kwargs: dict[str, Arg] = dict(op.kwargs)
 
         def call_of(part: str, target: str, *args: Arg) -> Ref:

@@ -13,22 +13,29 @@ from staticmem.passes.generation.caches import Layer
 from staticmem.passes.generation.draft import Draft
 
 
-def needs_mask(call: Attention, layer: Layer, queries: int) -> bool:
+def needs_mask(call: Attention, layer: Layer, queries: int, prefill: bool) -> bool:
     """Whether the attention of a layer gets a mask: else it is causal, or has one query that sees all keys. Attention
     that is written out always gets one."""
     if call.bias is not None:
         return True
     if layer.static and queries == 1:  # the mask of a cache that may be compiled is never left out
         return True
-    return layer.window is not None and layer.tokens_for_mask(queries) >= layer.window
+    return layer.window is not None and layer.tokens_for_mask(queries, prefill) >= layer.window
 
 
 def add_mask(
-    draft: Draft, name: str, call_of: Attention, layer: Layer, queries: int, batch: int, modules: tuple[Frame, ...]
+    draft: Draft,
+    name: str,
+    call_of: Attention,
+    layer: Layer,
+    queries: int,
+    batch: int,
+    modules: tuple[Frame, ...],
+    prefill: bool,
 ) -> tuple[str, ...]:
     """The calls that make a mask [batch, 1, queries, keys]: its name, and that of the tensor that it is a view of. It
     has booleans, or what is added to scores where the attention is written out."""
-    keys, names = layer.tokens_for_mask(queries), list[str]()
+    keys, names = layer.tokens_for_mask(queries, prefill), list[str]()
 
     def call(part: str, target: str, *args: object, **kwargs: object) -> str:
         names.append(draft.call(target, *args, to=f"{name}.{part}", modules=modules, kwargs=kwargs))  # type: ignore[arg-type]

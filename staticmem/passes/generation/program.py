@@ -166,10 +166,11 @@ class _Generate:
     def _masks_before(self, queries: int, step: str) -> dict[int | None, str]:
         """The masks that `prepare_inputs_for_generation` makes for a static cache, one for each window."""
         parts: dict[int | None, tuple[str, ...]] = {}
+        prefill = step == "prefill"
         for call, layer in zip(self.calls, self.layers, strict=True):
-            if layer.static and layer.window not in parts and needs_mask(call, layer, queries):
+            if layer.static and layer.window not in parts and needs_mask(call, layer, queries, prefill):
                 name = f"{step}.mask.{len(parts)}"
-                parts[layer.window] = add_mask(self.draft, name, call, layer, queries, self.batch, ())
+                parts[layer.window] = add_mask(self.draft, name, call, layer, queries, self.batch, (), prefill)
         masks: dict[int | None, str] = {}
         for window, (mask, *viewed) in parts.items():
             masks[window] = mask
