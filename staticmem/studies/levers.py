@@ -39,6 +39,7 @@ def levers(
     progress: Progress | None = None,
     *,
     search: bool = True,
+    wanted: Callable[[Lever], bool] | None = None,
 ) -> Levers:
     """The levers of a study's request, those that save most first.
 
@@ -47,6 +48,7 @@ def levers(
         budget: bytes that the step may need; with it the best set of checkpoints is looked for. With a card and no
             budget it is what the card gives, where the request does not fit.
         search: whether to look for that set.
+        wanted: which levers are tried; None: all.
 
     Raises:
         StaticmemError: the request cannot be analysed as it is.
@@ -56,7 +58,7 @@ def levers(
     if budget is None and card is not None and card.fit == "does not fit":
         budget = card.usable_bytes
     rows: list[LeverRow] = []
-    listed = list(candidates(study))
+    listed = [lever for lever in candidates(study) if wanted is None or wanted(lever)]
     for index, lever in enumerate(listed):
         try:
             rows.append(trials.try_out(lever))

@@ -14,7 +14,6 @@ from staticmem.report.model import NoteInfo
 from staticmem.report.sizing import ACCUMULATE, SCHEMA, CardRow, Count, Lever, Point, Price, Sizing
 from staticmem.report.sweep import TRAINING
 from staticmem.report.verdict import step_name
-from staticmem.scenario.request import as_flags
 from staticmem.scenario.step import RUNS_PARTS, WHOLE
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench
@@ -24,6 +23,7 @@ from staticmem.studies.largest import LargestBatches
 from staticmem.studies.levers import levers
 from staticmem.studies.recommend import recommend
 from staticmem.studies.sizing_search import Grown, batch_range, fewest, resolutions
+from staticmem.studies.trials import Lever as Trial
 from staticmem.version import __version__
 
 POINTS = 9  # of a curve
@@ -317,9 +317,16 @@ def _block_class(study: Study) -> str | None:
 def _levers(study: Study, gpu: str | None) -> tuple[Lever, ...]:
     """Those of `staticmem levers` that save something, the largest saving first. What trains something else is left
     out, but for the same optimizer with state of 8 bits."""
-    same = as_flags({"optimizer": f"{study.scenario.optimizer}-8bit"})
+    in_8_bits = f"{study.scenario.optimizer}-8bit"
+
+    def wanted(lever: Trial) -> bool:
+        if gpu is None and lever.options.keys() == {"alloc_conf"}:  # live tensors are the same
+            return False
+        return lever.changes != TRAINING or lever.options.get("optimizer") == in_8_bits
+
+    tried = levers(study.ask(replace(study.request, gpu=None)), gpu, search=False, wanted=wanted)
     return tuple(
         Lever(row.does, row.flags, row.live_bytes, row.device_bytes, row.saved_bytes)
-        for row in levers(study.ask(replace(study.request, gpu=None)), gpu, search=False).rows
-        if row.saved_bytes > 0 and (row.changes != TRAINING or same in row.flags)
+        for row in tried.rows
+        if row.saved_bytes > 0
     )
