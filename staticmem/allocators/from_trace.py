@@ -99,6 +99,7 @@ class Builder:
         self.graph = -1  # the CUDA graph that runs, as an index of those of the trace
         self.began = False  # it has been recorded so far that it has its inputs
         self.private: set[int] = set()  # ids in the pool of CUDA graphs
+        self.streams: dict[int, int] = {}  # of ids that the default stream does not allocate
         self.copied = {copy: of for graph in trace.cuda_graphs for copy, of in graph.copied.items()}
         self.current: dict[int, int] = {}  # buffer -> id of its present allocation
         self.first = dict(reversed(trace.phases)).get("forward", 0)  # of the first micro-batch
@@ -240,6 +241,7 @@ class Builder:
             empties=tuple(self.empties),
             strays=self.strays,
             private=frozenset(self.private),
+            streams=self.streams,
         )
 
     def _repeat(self, step: int, start: int) -> None:
@@ -271,7 +273,7 @@ class Builder:
         self.kernels += self.kernels[first:end]
         self.scales += self.scales[first:end]
         self.sources += self.sources[first:end]
-        by_id: tuple[dict[int, Any], ...] = (self.whats, self.fallbacks, self.bounds, self.strays)
+        by_id: tuple[dict[int, Any], ...] = (self.whats, self.fallbacks, self.bounds, self.strays, self.streams)
         for facts in by_id:
             facts.update({id + count: fact for id, fact in facts.items() if id >= first})
 
@@ -415,6 +417,8 @@ class Builder:
         self.kernels.append(kernel)
         self.scales.append(grows)
         self.sources.append(buffer if buffer >= 0 else source)
+        if buffer in self.trace.streams:
+            self.streams[id] = self.trace.streams[buffer]
         if self.graph >= 0:
             self.private.add(id)
         return id

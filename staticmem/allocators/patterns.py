@@ -92,6 +92,6 @@ def _key(trace: Trace, spaces: _Spaces) -> Hashable:
     holds its trace, so that nothing else has their places in memory."""
     buffers = trace.buffers
     columns = buffers.born, buffers.died, buffers.kernels, buffers.categories, buffers.names
-    parts = tuple(map(id, (*columns, trace.kernels, trace.phases, trace.replaced_by, trace.cuda_graphs)))
+    parts = tuple(map(id, (*columns, trace.kernels, trace.phases, trace.replaced_by, trace.cuda_graphs, trace.streams)))
     of_spaces = tuple([(kernel, s.after, s.held, s.keep, s.once, s.what) for kernel, s in spaces])
     return parts, tuple(trace.loading), of_spaces

@@ -1,6 +1,6 @@
 """The peaks of a replay and nothing else: `simulate` without its record, for the many replays that a band needs.
 
-It serves PyTorch's default settings on one stream with as much memory as is asked for, which is what a band asks. A
+It serves PyTorch's default settings with as much memory as is asked for, which is what a band asks. A
 test holds it to `cuda_caching.simulate`, which has the sources of the allocator's rules.
 
 It is a second writing of that algorithm because a report needs eleven replays: three steps of ResNet-50 take 8.2 ms
@@ -15,8 +15,9 @@ in every replay.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from staticmem.allocators.process import STEPS, Process
@@ -30,6 +31,8 @@ from staticmem.allocators.settings import (
     Layout,
     ascending,
 )
+
+NO_STREAMS: Mapping[int, int] = MappingProxyType({})
 
 
 class Peaks(NamedTuple):
@@ -80,9 +83,10 @@ def joined(calls: Sequence[int], count: int) -> list[int]:
     return kept
 
 
-def outline(calls: Sequence[int], sizes: Sequence[int]) -> Outline:
-    """The outline of `simulate` for calls without `joined` pairs."""
-    (allocated, reserved), small, rounding, blocks, opened, highest = serve(joined(calls, len(sizes)), sizes)
+def outline(calls: Sequence[int], sizes: Sequence[int], streams: Mapping[int, int] = NO_STREAMS) -> Outline:
+    """The outline of `simulate` for calls without `joined` pairs; `streams` as in `Process`."""
+    served = serve(joined(calls, len(sizes)), sizes, streams=streams)
+    (allocated, reserved), small, rounding, blocks, opened, highest = served
     at, opened_at = (calls.index(id) if id >= 0 else 0 for id in (highest, opened))
     return Outline(allocated, at, reserved, opened_at, blocks, small, rounding)
 
@@ -99,6 +103,7 @@ def serve(
     beside: Sequence[int] | None = None,
     first: int = 0,
     pairs: bool = True,
+    streams: Mapping[int, int] = NO_STREAMS,
 ) -> Served:
     """Serves `calls` with PyTorch's default settings.
 
@@ -108,6 +113,7 @@ def serve(
         beside: for each call the most bytes that are allocated elsewhere from then until the next; `first`: the most
             before the first of them. They count for the peak of what is allocated.
         pairs: whether `blocks` has the joined ids too.
+        streams: of ids that the default stream does not allocate; each has pools of its own.
     """
     count = len(sizes)
     rounded = [(nbytes + MIN_BLOCK - 1) & -MIN_BLOCK for nbytes in sizes]
@@ -115,6 +121,8 @@ def serve(
     # its address and size, its neighbours in the segment, whether it is free, its pool.
     small: list[tuple[int, int, Any]] = []
     large: list[tuple[int, int, Any]] = []
+    default = small, large
+    others: dict[int, tuple[list[Any], list[Any]]] = {stream: ([], []) for stream in set(streams.values())}
     live: list[Any] = [None] * count
     blocks = [0] * count
     allocated = reserved = number = offset = small_segments = unused = rounding = 0
@@ -157,7 +165,8 @@ def serve(
             if allocated + extra > peak:
                 peak, rounding = allocated + extra, unused
             continue
-        pool = small if size <= SMALL_SIZE else large
+        pools = others[streams[id]] if id in streams else default
+        pool = pools[size > SMALL_SIZE]
         if passing and not pairs and allocated + size + extra + SMALL_SIZE <= peak and pool and pool[-1][0] >= size:
             continue  # it fits, and a block is larger than what is asked for by SMALL_SIZE at most
         at = bisect_left(pool, (size,))
@@ -182,7 +191,7 @@ def serve(
             if passing:
                 insort(pool, (whole, address, block))
         rest = whole - size
-        splits = rest > SMALL_SIZE or (rest and pool is small)
+        splits = rest > SMALL_SIZE or (rest and size <= SMALL_SIZE)
         if passing:  # what is split off is merged again: the pool stays as it is
             if not splits:
                 size = whole
@@ -209,8 +218,8 @@ def serve(
         if allocated + extra > peak:
             peak, highest, rounding = allocated + extra, call, unused
     # Blocks know their neighbours and their pool: without an end to that the cycle search of Python has to find them.
-    small.clear()
-    large.clear()
+    for pool in (small, large, *(each for pair in others.values() for each in pair)):
+        pool.clear()
     for block in live:
         if block is not None:
             block[2] = block[3] = None
@@ -244,6 +253,9 @@ class LargePool:
         for number, id in enumerate(self.ids):
             numbers[id] = number
         self._calls = _joined(*_calls(process.calls[:last], numbers, nominal.blocks), len(self.ids))
+        self._streams = {
+            numbers[id]: stream for id, stream in process.streams.items() if id < count and numbers[id] >= 0
+        }
         self._small = nominal.small
 
     def peaks(self, sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
@@ -253,7 +265,7 @@ class LargePool:
     def peaks_and_rounding(self, sizes: Sequence[int], layout: Layout = ascending) -> tuple[Peaks, int]:
         """The same, and what blocks are larger than requests at the peak of allocated memory."""
         calls, beside, before = self._calls
-        served = serve(calls, sizes, layout, beside, before, pairs=False)
+        served = serve(calls, sizes, layout, beside, before, pairs=False, streams=self._streams)
         # what is small here and may be large elsewhere opens small segments of its own, which are predicted already
         both = Peaks(served.peaks.allocated, served.peaks.reserved - served.small + self._small)
         return both, served.rounding

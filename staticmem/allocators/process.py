@@ -95,7 +95,8 @@ class Process:
     grows with the batch: all but the model, what has the shape of a parameter (copies, gradients, optimizer state) and
     workspaces that are kept. `fallbacks` are for `simulate`. `bounds` has the least and the most bytes of the
     workspaces that are known as a band, `strays` the wider bounds of those that may lie outside of it. `empties` are
-    ids without bytes that stand for the cache being emptied. `private` are ids in the pool of CUDA graphs.
+    ids without bytes that stand for the cache being emptied. `private` are ids in the pool of CUDA graphs, `streams`
+    has the stream of those that another one than the default stream allocates.
     """
 
     calls: tuple[int, ...]
@@ -108,6 +109,7 @@ class Process:
     empties: tuple[int, ...] = ()
     strays: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     private: frozenset[int] = frozenset()
+    streams: Mapping[int, int] = field(default_factory=dict)
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
@@ -121,6 +123,10 @@ class Process:
             for id in self.empties:
                 sizes[id] = EMPTY_CACHE
         events = [Event(call, sizes[call]) if call >= 0 else Event(~call, RELEASE) for call in self.calls]
+        if streams := self.streams:
+            events = [
+                e if e.nbytes == RELEASE or e.id not in streams else e._replace(stream=streams[e.id]) for e in events
+            ]
         if self.private:
             events = [
                 e if e.nbytes == RELEASE or e.id not in self.private else e._replace(stream=GRAPH_POOL) for e in events

@@ -130,9 +130,13 @@ class Unlimited:
         self.replays = Replays(self.process, self.nominal, settings, total, count=_jitters(self.process))
 
 
+def _outline(process: Process) -> Outline:
+    return outline(process.calls, process.sizes, process.streams)
+
+
 def _quick(process: Process) -> Replays:
     """The replays with PyTorch's default settings."""
-    return Replays(process, outline(process.calls, process.sizes), count=_jitters(process))
+    return Replays(process, _outline(process), count=_jitters(process))
 
 
 def _jitters(process: Process) -> int:
@@ -226,7 +230,7 @@ def on_device(
         allocated, reserved = allocated.reaching(like.peak_allocated), reserved.reaching(like.peak_reserved)
     if result.trace.loading:  # a checkpoint may have its weights packed
         as_packed = loaded_packed(process)
-        plain = outline(as_packed.calls, as_packed.sizes) if roomy.is_quick else _replay(as_packed, device, None)
+        plain = _outline(as_packed) if roomy.is_quick else _replay(as_packed, device, None)
         allocated, reserved = allocated.reaching(plain.peak_allocated), reserved.reaching(plain.peak_reserved)
     grown = _of_grown_caches(result) if process.mark_at(free.peak_allocated_at).phase == "decode" else 0
     allocated, reserved = allocated.widened(0, grown), reserved.widened(0, grown)

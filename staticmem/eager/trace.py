@@ -309,7 +309,8 @@ class Trace:
 
     `reads` has, by the index of a kernel, the inputs that its own memory depends on. `replaced_by` has, for a buffer
     that the step before left, those that this step leaves in its place. `loading` has, for a buffer of the model, the
-    bytes that loading it takes for a moment. `additions` and `cuda_graphs` are in order of time.
+    bytes that loading it takes for a moment, `streams` the stream of each that is not of the stream that computes.
+    `additions` and `cuda_graphs` are in order of time.
     """
 
     kernels: Kernels = field(default_factory=Kernels)
@@ -320,6 +321,7 @@ class Trace:
     reads: dict[int, tuple[Read, ...]] = field(default_factory=dict)
     replaced_by: dict[int, tuple[int, ...]] = field(default_factory=dict)
     loading: dict[int, int] = field(default_factory=dict)
+    streams: dict[int, int] = field(default_factory=dict)
     additions: list[Addition] = field(default_factory=list)
     cuda_graphs: list[CudaGraph] = field(default_factory=list)
     ticks: int = 0

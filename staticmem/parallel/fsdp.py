@@ -10,6 +10,8 @@ its backward. Sources: torch/distributed/fsdp/_fully_shard of PyTorch 2.13:
   `foreach_reduce` (flat input of all gradients of a block, one flat output that the sharded gradients are views of).
   Each backward reduces its own gradients: `_take_unsharded_grads_to_reduce` leaves None in the unsharded parameters, so
   that those of the next micro-batch are taken as the first were, and `foreach_reduce` adds shards to shards.
+  What is gathered is allocated on the stream of its copies (`get_all_gather_streams`), sharded gradients on that of the
+  reduction: the allocator keeps a pool of each, which the others cannot use.
 - _fsdp_param_group.py, `wait_for_unshard` (in forward a block's flat output stays until the next block is copied out),
   `_backward_prefetch`, `post_backward` (one reduce-scatter input waits at a time).
 - _fsdp_state.py, `_root_post_forward`, `_root_post_backward_final_callback`.
@@ -31,7 +33,17 @@ from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType, float32, uint8
 from staticmem.ir.graph import Value
 from staticmem.parallel.blocks import ROOT, Run, block_of_name, forward_ends
-from staticmem.parallel.rewrite import BEFORE, END_OF_PHASE, Piece, Position, Rewrite, Weight, ceil_div
+from staticmem.parallel.rewrite import (
+    BEFORE,
+    END_OF_PHASE,
+    GATHERING,
+    REDUCING,
+    Piece,
+    Position,
+    Rewrite,
+    Weight,
+    ceil_div,
+)
 
 
 @dataclass(frozen=True)
@@ -117,9 +129,9 @@ class _Fsdp:
             compute = group.compute(copied[0])
             shards = f"{holder}: its shards in {compute.name}"
             nbytes = compute.nbytes(sum(group.shards[id(weight)] for weight in copied))
-            cast = self.r.add("shards, cast", nbytes, compute, at, "FSDP cast", shards, stream=True)
+            cast = self.r.add("shards, cast", nbytes, compute, at, "FSDP cast", shards, stream=GATHERING)
         nbytes = group.ranks * sum(group.compute(w).nbytes(group.shards[id(w)]) for w in group.weights)
-        group.flat = self.r.add("all-gather", nbytes, dtype, at, "FSDP all-gather", holder, stream=True)
+        group.flat = self.r.add("all-gather", nbytes, dtype, at, "FSDP all-gather", holder, stream=GATHERING)
         if cast is not None:
             self.r.end(cast, at)
 
@@ -229,7 +241,7 @@ class _Fsdp:
 
     def _sharded_gradients(self, group: _Group, numel: int, dtype: DType, at: Position, call: str) -> Piece:
         name, holder = f"{group.label}, sharded gradients", f"sharded gradients of {group.label}"
-        return self.r.add(name, dtype.nbytes(numel), dtype, at, call, holder, category="gradient", stream=True)
+        return self.r.add(name, dtype.nbytes(numel), dtype, at, call, holder, category="gradient", stream=REDUCING)
 
     def forward(self, runs: list[Run], end: int) -> None:
         root = self.units.get(ROOT)

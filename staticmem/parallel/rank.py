@@ -31,8 +31,8 @@ MIXED_BY_ITSELF = ("zero1", "zero2", "zero3", "fsdp")  # strategies with mixed p
 
 ADAPTER = ".lora_"  # in the names of what PEFT trains: `adapter_layer_names` of peft/tuners/lora/layer.py
 _STREAMS = (
-    "buffers of collectives are replayed in the allocator's pool of the compute stream; PyTorch keeps a pool for each "
-    "stream, so reserved memory can be higher by what they take"
+    "what is gathered and reduced is allocated on streams of the collectives, of which the allocator keeps pools that "
+    "the step cannot use: they are in reserved memory"
 )
 
 
@@ -136,7 +136,7 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
         if share is not None:
             context.apply(rewrite, share)
         text = "ranks of context parallelism add their gradients up in place: that is the training loop's task"
-        return _with_notes(replace(result, trace=rewrite.build()), [text, _STREAMS])
+        return _with_notes(replace(result, trace=rewrite.build()), [text])
     training = any(name == "backward" for name, _ in result.trace.phases)
     if not training and strategy.name in ("ddp", "zero1", "zero2"):
         text = f"{TITLES[strategy.name]} changes nothing in inference: every device has the whole model"

@@ -21,6 +21,7 @@ from staticmem.liveness import liveness
 Position: TypeAlias = "tuple[int, int]"
 _Moment: TypeAlias = "tuple[int, int, int]"  # a position, and the number of the call that asked for it
 END_OF_PHASE, BEFORE, EVENT, AFTER = -2, -1, 0, 1  # order at a tick; END_OF_PHASE still belongs to the phase that ends
+GATHERING, REDUCING = 1, 2  # streams of collectives
 COMMUNICATION = "communication"  # category of buckets and of buffers that collectives fill
 
 
@@ -28,7 +29,8 @@ COMMUNICATION = "communication"  # category of buckets and of buffers that colle
 class Piece:
     """A buffer that may be changed. `died` is None where it lives on; `kernel` is the trace's, None for an added one.
 
-    `stream` marks what is allocated on a stream of the collectives: the caching allocator keeps pools by stream.
+    `stream` is that of the collectives on which it is allocated, of which the caching allocator keeps a pool; 0: the
+    stream that computes.
     """
 
     nbytes: int
@@ -42,7 +44,7 @@ class Piece:
     call: str = ""  # name of an added one's kernel
     holder: str = ""  # who holds an added one
     holds: list[Hold] = field(default_factory=list)
-    stream: bool = False
+    stream: int = 0
     dropped: bool = False
     moved: bool = False  # its life is no longer that of its holds
     strides: tuple[int, ...] | None = None  # None: contiguous
@@ -165,7 +167,7 @@ class Rewrite:
         *,
         died: Position | None = None,
         category: str = COMMUNICATION,
-        stream: bool = False,
+        stream: int = 0,
     ) -> Piece:
         """A buffer that the strategy allocates at `born` in a kernel named `call`; `holder` keeps it alive."""
         start, end = self._moment(born), None if died is None else self._moment(died)
@@ -208,6 +210,8 @@ class Rewrite:
             p, id, died = self.pieces[index], len(new.buffers), tick_of_event.get(~index)
             life = (kernels[index], born, died)
             new.buffers.append(Buffer(id, p.nbytes, p.shape, p.dtype, p.category, p.name, *life, p.strides))
+            if p.stream:
+                new.streams[id] = p.stream
             if p.kernel is None:
                 new.holds.append(Hold(id, p.holder, "", born, died))
             elif p.moved:  # by its last owner

@@ -27,7 +27,17 @@ from staticmem.eager.trace import Trace
 from staticmem.ir.dtypes import DType, float32
 from staticmem.ir.graph import Graph
 from staticmem.parallel.blocks import names_of_parameters
-from staticmem.parallel.rewrite import AFTER, BEFORE, END_OF_PHASE, Piece, Position, Rewrite, Weight, ceil_div
+from staticmem.parallel.rewrite import (
+    AFTER,
+    BEFORE,
+    END_OF_PHASE,
+    GATHERING,
+    Piece,
+    Position,
+    Rewrite,
+    Weight,
+    ceil_div,
+)
 
 ALIGNMENT = 2  # elements; nccl_start_alignment_factor
 
@@ -281,7 +291,7 @@ def _next_uses(modules: Sequence[Use]) -> list[dict[str, int]]:
 def _gather(rewrite: Rewrite, weight: Weight, tick: int) -> Piece:
     storage, call, holder = weight.storage, "ZeRO all-gather", "gathered for the module that works"
     return rewrite.add(
-        weight.name, storage.nbytes, storage.dtype, (tick, BEFORE), call, holder, category="parameter", stream=True
+        weight.name, storage.nbytes, storage.dtype, (tick, BEFORE), call, holder, category="parameter", stream=GATHERING
     )
 
 

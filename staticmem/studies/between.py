@@ -111,7 +111,7 @@ def _line(batches: Sequence[int], steps: Sequence[Lifetimes]) -> Affine | None:
 
 def _beside_sizes(trace: Trace) -> tuple[Any, ...]:
     """What is the same at all batches, besides what a structure has."""
-    return trace.phases, trace.marks, trace.ticks, trace.replaced_by, trace.loading, trace.cuda_graphs
+    return trace.phases, trace.marks, trace.ticks, trace.replaced_by, trace.loading, trace.streams, trace.cuda_graphs
 
 
 def _equal(between: Trace, ran: Trace) -> bool:

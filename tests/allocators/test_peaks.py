@@ -52,6 +52,20 @@ def test_peaks_are_those_of_the_replay(process: tuple[list[int], list[int]], lay
     assert peaks(joined(calls, len(sizes)), sizes, layout) == full(calls, sizes, layout)
 
 
+@given(processes(), st.lists(st.integers(0, 2), min_size=120, max_size=120))
+@settings(max_examples=200, deadline=None)
+def test_each_stream_has_pools_of_its_own(process: tuple[list[int], list[int]], drawn: list[int]) -> None:
+    """As the whole replay has it. A stream cannot use what another one has free, so that each reserves what it would
+    alone."""
+    calls, sizes = process
+    streams = {id: stream for id, stream in zip(range(len(sizes)), drawn, strict=False) if stream}
+    asked = Process(tuple(calls), tuple(sizes), Origins([], [], [0], {}), (), (), {}, streams=streams)
+    whole, quick = simulate(asked.events), outline(calls, sizes, streams)
+    assert (quick.peak_allocated, quick.peak_reserved) == (whole.peak_allocated, whole.peak_reserved)
+    alone = [[c for c in calls if streams.get(c if c >= 0 else ~c, 0) == stream] for stream in range(3)]
+    assert quick.peak_reserved == sum(peaks(some, sizes).reserved for some in alone)
+
+
 @given(processes())
 @settings(max_examples=100, deadline=None)
 def test_rounding_is_that_of_the_replay(process: tuple[list[int], list[int]]) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from staticmem.allocators.from_trace import process_of_trace
+from staticmem.allocators.peaks import outline
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import bfloat16, float32
 from staticmem.liveness import Lifetimes, liveness
@@ -23,6 +25,7 @@ MODELS = Path(__file__).parents[2] / "models"
 BLOCKS = GRAPHS / "mlp_blocks.pt2"
 VOCABULARY, WIDTH, HIDDEN, LAYERS, LENGTH = 1000, 64, 200, 4, 16
 BLOCK = 2 * WIDTH * HIDDEN + HIDDEN + WIDTH + 2 * WIDTH  # up, down, their biases, norm
+BLOCK_NAMES = [f"layers.{number}" for number in range(LAYERS)]
 PARAMETERS = 2 * VOCABULARY * WIDTH + LAYERS * BLOCK + 2 * WIDTH
 
 
@@ -151,6 +154,20 @@ def test_deepspeed_casts_adapters_with_the_model() -> None:
     buffers = {b.name: b for b in one.result.trace.buffers if b.category in ("parameter", "optimizer_state")}
     assert buffers["parameters, flat"].dtype is bfloat16
     assert buffers["master weights"].dtype is float32
+
+
+def test_collectives_have_pools_of_their_own() -> None:
+    """Flat outputs on the stream of the gathering, sharded gradients on that of the reduction, and what is copied out
+    with the step: what is free in one of them serves none of the others."""
+    one = study(batch=64, parallel="fsdp", devices=4)
+    trace = one.result.trace
+    names = {stream: {trace.buffers[id].name for id, s in trace.streams.items() if s == stream} for stream in (1, 2)}
+    assert names[1] == {"all-gather"}
+    assert names[2] == {f"{label}, sharded gradients" for label in ("the model's own parameters", *BLOCK_NAMES)}
+    process = process_of_trace(trace)
+    together = outline(process.calls, process.sizes)
+    assert outline(process.calls, process.sizes, process.streams).peak_reserved > together.peak_reserved
+    assert study(batch=64).result.trace.streams == {}
 
 
 # -- FSDP2 over compiled blocks ----------------------------------------------------------------------------------
