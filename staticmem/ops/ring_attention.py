@@ -30,7 +30,7 @@ from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad
 from staticmem.ops.registry import RING_ATTENTION, Shapes, rule, size_of
 from staticmem.ops.views import slice_
-from staticmem.scenario.step import ALL_GATHER, ContextShare
+from staticmem.scenario.step import ROTATES_AT_ONCE, ContextShare
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 _CAT, _COPY = "aten.cat.default", "aten.clone.default"
@@ -138,7 +138,7 @@ class _Ring:
         """The next keys and values: a view of what was gathered, or what came around the ring."""
         if not turn:
             return
-        arrived = own["gathered" if self.share.rotate == ALL_GATHER else "received"]
+        arrived = own["gathered" if self.share.rotate == ROTATES_AT_ONCE else "received"]
         own.set(sent=None, arrived=arrived)
         own.set(key=_contiguous_view(e, arrived, own["key"].shape))
         own.set(value=_contiguous_view(e, arrived, own["value"].shape))
@@ -149,7 +149,7 @@ class _Ring:
             return
         total = own["key"].numel + own["value"].numel
         own.set(joined=e.empty((total,), own["key"].dtype, kernel=_CAT))
-        if self.share.rotate != ALL_GATHER:
+        if self.share.rotate != ROTATES_AT_ONCE:
             own.set(sent=own["joined"], received=e.empty((total,), own["key"].dtype, kernel=ALL_TO_ALL))
         elif not turn:
             gathered = e.empty((total * self.share.ranks,), own["key"].dtype, kernel=GATHER)

@@ -66,13 +66,7 @@ def check_expert_parallel(ranks: int, parallel: str | None, devices: int | None,
             f"Example: --parallel fsdp --devices 8 --expert-parallel {ranks}",
             code="SM109",
         )
-    if ranks < 1 or (devices is not None and devices % ranks):
-        raise UsageError(
-            f"{what} does not divide --devices {devices}",
-            "The devices are groups of ranks, and the ranks of each group share the experts of all layers.",
-            "Give a divisor of the number of devices.",
-            code="SM109",
-        )
+    _check_divides(what, ranks, devices, "the experts of all layers", "SM109")
     for flag, asked in others.items():
         if asked and ranks > 1:
             raise UsageError(
@@ -81,6 +75,17 @@ def check_expert_parallel(ranks: int, parallel: str | None, devices: int | None,
                 f"Leave {flag} out.",
                 code="SM109",
             )
+
+
+def _check_divides(what: str, ranks: int, devices: int | None, shared: str, code: str) -> None:
+    """Raises UsageError where devices are no groups of so many ranks, which have something in common."""
+    if ranks < 1 or (devices is not None and devices % ranks):
+        raise UsageError(
+            f"{what} does not divide --devices {devices}",
+            f"The devices are groups of ranks, and the ranks of each group share {shared}.",
+            "Give a divisor of the number of devices.",
+            code=code,
+        )
 
 
 def check_packed_weights(quantized: Quantized, parallel: str) -> None:
@@ -124,13 +129,8 @@ def check_context_parallel(ranks: int, parallel: str | None, devices: int | None
             "Leave --devices out, or add --parallel fsdp.",
             code="SM243",
         )
-    if parallel is not None and devices is not None and devices % ranks:
-        raise UsageError(
-            f"{what} does not divide --devices {devices}",
-            "The devices are groups of ranks, and the ranks of each group share the sequence of its samples.",
-            "Give a divisor of the number of devices.",
-            code="SM243",
-        )
+    if parallel is not None:
+        _check_divides(what, ranks, devices, "the sequence of its samples", "SM243")
     for flag, asked in others.items():
         if asked and ranks > 1:
             why = "What they do together is not covered."

@@ -30,8 +30,6 @@ from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, decl
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
 from staticmem.scenario.sampling import EXAMPLE, GREEDY, sampling_of
 from staticmem.scenario.step import (
-    ALL_GATHER,
-    ALL_TO_ALL,
     CACHES,
     COMPILE_MODES,
     DEFAULT_MODE,
@@ -42,6 +40,8 @@ from staticmem.scenario.step import (
     ON_GPU,
     OPTIMIZERS,
     ROTATE_METHODS,
+    ROTATES_AT_ONCE,
+    ROTATES_IN_TURNS,
     RUNS_PARTS,
     STRATEGIES,
     WHOLE,
@@ -223,8 +223,8 @@ class Request(Levers):
         "([parallel.md](parallel.md#long-sequences))",
     )
     rotate_method: str = option(
-        ALL_GATHER, LEVERS, "choice", "METHOD", "how keys and values come from other ranks that share a sequence",
-        choices=ROTATE_METHODS, example=ALL_TO_ALL,
+        ROTATES_AT_ONCE, LEVERS, "choice", "METHOD", "how keys and values come from other ranks that share a sequence",
+        choices=ROTATE_METHODS, example=ROTATES_IN_TURNS,
         details="With `context_parallel`. PyTorch's `set_rotate_method`: one all-gather, or around the ring",
     )
     method: str = option(

@@ -69,8 +69,11 @@ COMPILE_MODES = (DEFAULT_MODE, *GRAPH_MODES, AUTOTUNED[1])
 COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
 CACHES = ("dynamic", "static")
 MAX_TOKENS = 1 << 30
-ALL_GATHER, ALL_TO_ALL = "allgather", "alltoall"  # how keys and values come from other ranks: `set_rotate_method`
-ROTATE_METHODS = (ALL_GATHER, ALL_TO_ALL)
+ROTATES_AT_ONCE, ROTATES_IN_TURNS = (
+    "allgather",
+    "alltoall",
+)  # how keys and values come from other ranks: `set_rotate_method`
+ROTATE_METHODS = (ROTATES_AT_ONCE, ROTATES_IN_TURNS)
 MAX_LABELS = 1 << 20  # of a target: far more than any transcript has, and no size of a tensor overflows
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
@@ -228,7 +231,7 @@ class ContextShare:
 
     ranks: int
     rank: int = 0
-    rotate: str = ALL_GATHER
+    rotate: str = ROTATES_AT_ONCE
     length: int = 0
 
 

@@ -47,7 +47,7 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
     if request.context_parallel is not None:
         raise UsageError(
             "fit has no settings for context parallelism",
-            "How libraries are told of it is not covered.",
+            "It writes settings of libraries, and those for context parallelism are not covered.",
             "Leave --context-parallel out, or ask 'staticmem size --max-dim' for the longest sequence.",
             code="SM295",
         )

@@ -104,8 +104,8 @@ def _size(study: Study, options: Options) -> Sizing:
     request = study.request
     if request.context_parallel is not None and request.parallel is not None and request.devices is None:
         raise UsageError(
-            f"--context-parallel {request.context_parallel} needs --devices here",
-            "The fewest devices are found for strategies alone.",
+            f"size --parallel {request.parallel} with --context-parallel needs --devices",
+            "The fewest devices are looked for where ranks share no sequence.",
             f"Add --devices {2 * request.context_parallel}, or leave --parallel {request.parallel} out.",
             code="SM243",
         )
