@@ -69,10 +69,8 @@ COMPILE_MODES = (DEFAULT_MODE, *GRAPH_MODES, AUTOTUNED[1])
 COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
 CACHES = ("dynamic", "static")
 MAX_TOKENS = 1 << 30
-ROTATES_AT_ONCE, ROTATES_IN_TURNS = (
-    "allgather",
-    "alltoall",
-)  # how keys and values come from other ranks: `set_rotate_method`
+# how keys and values come from other ranks: `set_rotate_method`
+ROTATES_AT_ONCE, ROTATES_IN_TURNS = "allgather", "alltoall"
 ROTATE_METHODS = (ROTATES_AT_ONCE, ROTATES_IN_TURNS)
 MAX_LABELS = 1 << 20  # of a target: far more than any transcript has, and no size of a tensor overflows
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
