@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 OUTPUTS = "outputs"  # the kind of their holds
 PREVIOUS = "outputs of the previous step"
+HISTORY = f"history of {PREVIOUS}"
 
 
 def in_float32(e: Eager, interpreter: Interpreter) -> list[Tensor]:
@@ -57,9 +58,9 @@ class HeldOutputs:
     def __init__(self, e: Eager, count: int) -> None:
         """`count` is the number of the model's outputs."""
         self.e, self.variable = e, Owner(OUTPUTS, PREVIOUS)
-        for _ in range(count + 1):
-            place = e.empty((0,), dtypes.uint8, kernel=PREVIOUS)
-            e.categorise(place, "activation", PREVIOUS)
+        for what in (*[PREVIOUS] * count, HISTORY):
+            place = e.empty((0,), dtypes.uint8, kernel=what)
+            e.categorise(place, "activation", what)
             e.hold(place, self.variable)
         self.places = self.storages = [tensor.storage.id for tensor, _ in self.variable.held]
         self.first = len(e.trace.buffers)

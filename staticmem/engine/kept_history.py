@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from staticmem.eager.context import Eager
+from staticmem.eager.strides import form_of
 from staticmem.eager.tensor import Tensor
 from staticmem.eager.trace import OPEN, Trace, round_up
 from staticmem.ir import dtypes
@@ -86,11 +87,12 @@ def saved_by_history(tensor: Tensor) -> set[int]:
 
 
 def fill_place(trace: Trace, place: int, saved: Collection[int]) -> None:
-    """Gives a buffer that stands for others of the step before their bytes."""
+    """Gives a buffer that stands for others of the step before their bytes: of one the form, of several only bytes."""
     buffers = trace.buffers
     if saved:
-        buffers.forms[place] = buffers.forms[next(iter(saved))]
-        buffers.nbytes[place] = sum(round_up(buffers.nbytes[id]) for id in saved)
+        nbytes = buffers.nbytes[place] = sum(round_up(buffers.nbytes[id]) for id in saved)
+        of_one = buffers.forms[next(iter(saved))]
+        buffers.forms[place] = of_one if len(saved) == 1 else form_of((nbytes,), (1,), dtypes.uint8)
         trace.replaced_by[place] = tuple(saved)
 
 

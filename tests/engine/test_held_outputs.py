@@ -10,7 +10,7 @@ from prepared import run_step
 from small_graphs import Builder
 
 from staticmem.allocators.from_trace import process_of_trace
-from staticmem.engine.held_outputs import OUTPUTS, PREVIOUS
+from staticmem.engine.held_outputs import HISTORY, OUTPUTS, PREVIOUS
 from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph
 from staticmem.liveness import liveness
@@ -47,7 +47,7 @@ def run(graph: Graph, **words: Any) -> StepResult:
 
 
 def previous(result: StepResult) -> list[int]:
-    return sorted(b.nbytes for b in result.trace.buffers if b.name == PREVIOUS and b.nbytes)
+    return sorted(b.nbytes for b in result.trace.buffers if b.name in (PREVIOUS, HISTORY) and b.nbytes)
 
 
 def test_the_outputs_of_the_step_before_go_when_the_forward_has_returned() -> None:
@@ -70,6 +70,18 @@ def test_an_output_that_is_in_no_loss_keeps_what_it_saved() -> None:
     assert {b.name for b in lifetimes.alive(lifetimes.ticks - 1) if b.category == "activation"} == {
         "main", "auxiliary", "gate", "",  # the loss has no name
     }  # fmt: skip
+
+
+def test_a_history_of_several_tensors_is_no_tensor_of_one_of_their_shapes() -> None:
+    b = Builder()
+    x = b.input("x", 64, 64)
+    main = b.call("mm", x, b.parameter("w", 64, 64), name="main")
+    gate = b.call("sigmoid", b.call("sigmoid", b.call("mm", x, b.parameter("v", 64, 64))))
+    result = run(b.graph(main, b.call("mm", gate, b.parameter("u", 64, 64), name="auxiliary")))
+    (history,) = [buffer for buffer in result.trace.buffers if buffer.name == HISTORY]
+    assert (history.nbytes, history.shape, history.dtype.name) == (2 * SIZE, (2 * SIZE,), "uint8")
+    shapes = [buffer.shape for buffer in result.trace.buffers if buffer.name == PREVIOUS]
+    assert shapes == [(64, 64), (64, 64)]
 
 
 def test_an_input_and_a_view_take_nothing_more() -> None:
