@@ -52,8 +52,11 @@ class Node(NamedTuple):
             return "nothing"
         if isinstance(self.value, bool):
             return "true" if self.value else "false"
+        if not isinstance(self.value, str | int | float):  # a call in Python can give anything
+            return f"of type {type(self.value).__name__}"
         text = str(self.value)
-        return f"'{text[:60]}{'...' if len(text) > 60 else ''}'"
+        shortened = f"{text[:60]}..." if len(text) > 60 else text
+        return f"'{shortened}'" if isinstance(self.value, str) else shortened
 
     def plain(self) -> Any:
         """The value as dicts, lists, texts and numbers."""

@@ -47,7 +47,8 @@ else:
             return f"{self.__class__.__qualname__}({said})"
 
         for name, method in (("__eq__", equal), ("__hash__", hashed), ("__repr__", text)):
-            if name not in vars(cls):
+            inherited = name == "__repr__" and cls.__repr__ is not object.__repr__
+            if name not in vars(cls) and not inherited:
                 setattr(cls, name, method)
         return cls
 

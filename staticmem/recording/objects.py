@@ -8,6 +8,7 @@ recorded.
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import warnings
 from collections.abc import Sequence
@@ -60,7 +61,32 @@ def model_of(model: object, inputs: Sequence[Any] | None) -> tuple[ModelFile, in
 def _arguments(module: Any, inputs: Any) -> tuple[Any, ...]:
     if inputs is None:
         return _recorded_inputs(module)
-    return tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+    args = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+    _check_arguments(module, args)
+    return args
+
+
+def _check_arguments(module: Any, args: tuple[Any, ...]) -> None:
+    """Refuses inputs that the forward of a module cannot be called with.
+
+    Raises:
+        UsageError: too many inputs, or too few.
+    """
+    try:
+        signature = inspect.signature(module.forward)
+    except (TypeError, ValueError):  # a forward that is written in C has none
+        return
+    try:
+        signature.bind(*args)
+    except TypeError as error:
+        count = f"{len(args)} input" + ("" if len(args) == 1 else "s")
+        taken = [name for name, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD]
+        raise UsageError(
+            f"{type(module).__name__} cannot be called with {count}: {error}",
+            f"Its forward takes ({', '.join(taken)}).",
+            "Give a tuple with one value for each of these, in this order.",
+            code=CODE,
+        ) from error
 
 
 def _common_batch(args: Sequence[Any]) -> int | None:

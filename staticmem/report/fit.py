@@ -82,7 +82,7 @@ class Settings:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Fit(Shown):
     """The answer. `fits`: `way` is safe on the card, with its cost and settings; else it is the nearest that was tried.
 

@@ -21,6 +21,13 @@ class Shown:
         """What the terminal shows."""
         return str(self._rendered("table")).rstrip("\n")
 
+    def __repr__(self) -> str:
+        """One line: the class, and the first paragraph of the text, shortened to 160 characters."""
+        from textwrap import shorten
+
+        paragraph = str(self).partition("\n\n")[0]
+        return f"<{type(self).__name__}: {shorten(paragraph, 160, placeholder=' ...')}>"
+
     def to_json(self) -> str:
         """The result as JSON text; docs/report.md has its fields."""
         return str(self._rendered("json"))

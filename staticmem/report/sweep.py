@@ -91,7 +91,7 @@ class SweepRow:
     error: ErrorInfo | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Sweep(Shown):
     """All configurations in order. `axes` are the names that vary; `meters` what was evaluated; `gpus` the cards."""
 
@@ -135,7 +135,7 @@ class LeverRow:
     note: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Levers(Shown):
     """The levers of a step, those that save most first. `base` is the step as it was asked for.
 

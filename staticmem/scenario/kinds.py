@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+import os
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -11,6 +13,7 @@ from staticmem.errors import UsageError, closest
 from staticmem.scenario.adapters import EXAMPLE, lora_text
 from staticmem.scenario.losses import has_terms, loss_text
 from staticmem.scenario.options import Option
+from staticmem.scenario.request import OPTIONS
 from staticmem.scenario.step import WHOLE
 from staticmem.units import parse_bytes, parse_limit
 
@@ -60,7 +63,7 @@ class Choice:
         if isinstance(value, str) and value.lower() in self.choices:
             return value.lower()
         hint = closest(str(value).lower(), self.choices) or f"Example: {self.choices[0]}"
-        raise wrong(node, f"It is one of {', '.join(self.choices)}.", hint)
+        raise wrong(node, f"It is one of {', '.join(self.shown)}.", hint)
 
     def schema(self) -> dict[str, Any]:
         unsaid = [None, False] if "none" in self.choices else []  # `amp:` and `amp: no`, as `read` has them
@@ -328,3 +331,77 @@ def plain(kind: str, text: str) -> Any:
         with suppress(ValueError):
             return float(text) if len(text) <= 15 else text
     return text
+
+
+def read_keywords(function: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a call in Python, each read as a config reads it; None is "not given".
+
+    Args:
+        function: the name of the function that was called, for errors.
+        options: its keywords, as the caller wrote them.
+
+    Raises:
+        UsageError: an option is unknown, or its value is of a wrong type.
+    """
+    read: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in OPTIONS:
+            hint = closest(name.lower(), OPTIONS) or "See docs/api.md, or 'help(staticmem.analyze)'."
+            why = "It takes the options that 'staticmem analyze --help' lists, with underscores in their names."
+            raise UsageError(f"{function}() has no option '{name[:60]}'", why, hint, UNKNOWN_KEY)
+        if value is not None:
+            read[name] = read_keyword(function, OPTIONS[name], value)
+    return read
+
+
+def read_keyword(function: str, one: Option, value: Any) -> Any:
+    """The value of an option as a call in Python gives it: classes of optimizers, types of
+    PyTorch and numbers of numpy stand for plain values.
+
+    Raises:
+        UsageError: it is of a wrong type.
+    """
+    if isinstance(value, type(one.default)) and value == one.default:
+        return value
+    node = _node_of(value, function, one.name)
+    if one.kind in ("choice", "precision") and isinstance(node.value, str):
+        return node.value  # `Request` checks the word, and knows why some words are refused
+    return kind_of(one).read(node)
+
+
+def read_texts(function: str, name: str, value: Any) -> tuple[str, ...]:
+    """An argument of a function that is a text or several of them.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not isinstance(value, str) and isinstance(value, Iterable):
+        value = list(value)
+    return Several(Text("")).read(_node_of(value, function, name)) if value else ()
+
+
+def _node_of(value: Any, function: str, path: str) -> Node:
+    """A Python value as the node of a document."""
+    if isinstance(value, Mapping):
+        pairs = {str(key): (Node(str(key), function), _node_of(part, function, path)) for key, part in value.items()}
+        return Node(pairs, function, path=path)
+    if isinstance(value, list | tuple | set | frozenset):
+        return Node([_node_of(part, function, path) for part in value], function, path=path)
+    return Node(_plain_value(value), function, path=path)
+
+
+def _plain_value(value: Any) -> Any:
+    """A number, a text, or the value itself."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, type):
+        return value.__name__  # torch.optim.AdamW
+    if type(value).__module__ == "torch" and type(value).__name__ == "dtype":
+        return str(value).removeprefix("torch.")
+    if hasattr(value, "__index__") and not hasattr(value, "shape"):
+        return operator.index(value)
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return value.item()  # a scalar of numpy
+    return value

@@ -9,13 +9,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias
 
+from staticmem.documents import Node
 from staticmem.errors import UsageError
 from staticmem.report.fit import Fit
 from staticmem.report.model import LargestBatch, LargestSize, Report
 from staticmem.report.sweep import Levers
+from staticmem.scenario.kinds import Bytes, Whole, read_keyword, read_keywords, read_texts
 from staticmem.scenario.request import OPTIONS, Request, request_of
 from staticmem.studies import Study, run
-from staticmem.units import parse_bytes
 
 if TYPE_CHECKING:
     from staticmem.studies.bench import Bench
@@ -105,7 +106,7 @@ def analyze(model: object, inputs: Sequence[Any] | None = None, **options: Any) 
     Raises:
         StaticmemError: the file or the scenario cannot be analysed; the message says what to do.
     """
-    request = request_of(options)
+    request = request_of(read_keywords("analyze", options))
     return replace(run(model, request, inputs), verdict_on=_VerdictOn(model, request, inputs))
 
 
@@ -119,6 +120,7 @@ class _VerdictOn:
     def __call__(self, gpu: str) -> str:
         from staticmem.devices.sizing import Fit as FitOnCard
 
+        gpu = read_keyword("fits", OPTIONS["gpu"], gpu)
         bench = self._bench
         request, card = bench.study.request, bench.card(gpu)
         if bench.obstacle(request, card):
@@ -150,7 +152,8 @@ def max_batch(path: ModelPath, gpu: str, **options: Any) -> LargestBatch:
     from staticmem.studies.bench import Bench
     from staticmem.studies.largest import largest_batch
 
-    return largest_batch(Bench(Study.open(path, request_of(options))), gpu)
+    request = request_of(read_keywords("max_batch", options))
+    return largest_batch(Bench(Study.open(path, request)), read_keyword("max_batch", OPTIONS["gpu"], gpu))
 
 
 @_max_dim_with(Request)
@@ -170,7 +173,12 @@ def max_dim(path: ModelPath, gpu: str, dim: str, **options: Any) -> LargestSize:
     from staticmem.studies.largest import largest_size
     from staticmem.studies.sizing_search import Grown
 
-    return largest_size(Bench(Study.open(path, request_of(options))), gpu, Grown(dim))
+    if not isinstance(dim, str):
+        why = f"It is of type {type(dim).__name__}."
+        raise UsageError("dim of max_dim() is not a name", why, "Example: dim='seq'", "SM195")
+    request = request_of(read_keywords("max_dim", options))
+    card = read_keyword("max_dim", OPTIONS["gpu"], gpu)
+    return largest_size(Bench(Study.open(path, request)), card, Grown(dim))
 
 
 @_levers_with(Request)
@@ -187,10 +195,8 @@ def levers(path: ModelPath, budget: int | str | None = None, **options: Any) -> 
     """
     from staticmem.studies.levers import levers as levers_of
 
-    limit = parse_bytes(budget) if isinstance(budget, str) else budget
-    if budget is not None and not limit:
-        raise UsageError(f"the budget {budget!r} is not a size", "It is bytes, or text.", "Example: '16GiB'", "SM195")
-    request = request_of(options)
+    limit = None if budget is None else Bytes().read(Node(budget, "levers", path="budget"))
+    request = request_of(read_keywords("levers", options))
     return levers_of(Study.open(path, request), request.gpu, limit)
 
 
@@ -221,7 +227,9 @@ def fit(
     from staticmem.studies.fit import fit as fit_of
     from staticmem.studies.fit_options import Options
 
-    asked = request_of({**options, "gpu": gpu})
+    asked = request_of(read_keywords("fit", {**options, "gpu": gpu}))
     chosen = checked_choice("library", library, tuple(LIBRARIES)) if library is not None else None
-    allowed = (allow,) if isinstance(allow, str) else tuple(allow)
+    if global_batch is not None:
+        global_batch = Whole().read(Node(global_batch, "fit", path="global_batch"))
+    allowed = read_texts("fit", "allow", allow)
     return fit_of(Study.open(path, asked), Options(gpu, global_batch, allowed, chosen))

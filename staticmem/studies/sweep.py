@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
 
 from staticmem.config.config import Config, load
 from staticmem.config.locate import is_config
+from staticmem.documents import Node
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.frontends import architectures
 from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, SweepRow
-from staticmem.scenario.request import Request
+from staticmem.scenario.kinds import kind_of, read_keyword, read_keywords, read_texts
+from staticmem.scenario.request import OPTIONS, Request
 from staticmem.studies import Study, without_cycle_search, workers
 from staticmem.studies.bench import Bench, card_fit
 from staticmem.studies.device_rows import device_rows
@@ -72,21 +74,43 @@ def sweep(
     if config is None:
         path = os.fspath(source)  # type: ignore[arg-type]
         config, model = (load(path), None) if is_config(path) else (Config(), path)
-    axes = {name: tuple(values) for name, values in (what_if or {}).items()}
-    _check_names(axes)
-    given = {name: value for name, value in options.items() if value is not None}
+    axes = _read_axes({} if what_if is None else what_if)
+    given = read_keywords("sweep", options)
     configurations = points(config, model, given, axes)
-    cards = (gpus,) if isinstance(gpus, str) else tuple(gpus) or config.gpus
+    cards = read_texts("sweep", "gpus", gpus) or config.gpus
     return run(configurations, cards, meter, executor, jobs, progress)
 
 
-def _check_names(axes: Mapping[str, Any]) -> None:
+def _read_axes(what_if: object) -> dict[str, tuple[Any, ...]]:
+    """The lists of values by name, each value as a config has it.
+
+    Raises:
+        UsageError: it is no mapping, a name is not known, or a value is of a wrong type.
+    """
     from staticmem.config.fields import axes as axes_of_config
 
+    if not isinstance(what_if, Mapping):
+        why, hint = "It is a mapping of names to lists of values.", "Example: {'batch': [8, 16]}"
+        raise UsageError(f"what_if is of type {type(what_if).__name__}", why, hint, "SM197")
     allowed = axes_of_config()
-    for name in axes:
-        if name not in allowed and not name.startswith("dims."):
-            raise UsageError(f"what_if '{name}' is not known", "", did_you_mean(name, allowed), "SM197")
+    read = {}
+    for name, values in what_if.items():
+        if name not in allowed and not str(name).startswith("dims."):
+            raise UsageError(f"what_if '{name}' is not known", "", did_you_mean(str(name), allowed), "SM197")
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            why, hint = "Each name has the values to try.", f"Example: {{'{name}': [{values!r}]}}"
+            raise UsageError(f"what_if '{name}' is not a list", why, hint, "SM197")
+        read[name] = tuple([_read_value(name, value) for value in values])
+    return read
+
+
+def _read_value(name: str, value: Any) -> Any:
+    """A value of a list; None and "none" leave an option out."""
+    if name.startswith("dims."):
+        return kind_of(OPTIONS["batch"]).read(Node(value, "sweep", path=name))
+    if name not in OPTIONS or value is None or value == "none":
+        return value
+    return read_keyword("sweep", OPTIONS[name], value)
 
 
 def run(

@@ -66,7 +66,7 @@ def test_the_example(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[str, str]] = {
     "version: 1\ntrain:\n  optimiser: adam\n": ("yaml:3:3: unknown key 'optimiser'", "Did you mean 'optimizer'?"),
     "version: 1\ntrain: {optimizer: adamm}\n": ("staticmem.yaml:2:20: optimizer is 'adamm'", "Did you mean 'adam'?"),
-    "version: 1\ntrain: {batch: -3}\n": ("2:16: batch is '-3'", "Example: 32"),
+    "version: 1\ntrain: {batch: -3}\n": ("2:16: batch is -3", "Example: 32"),
     "version: 1\ntrain: {batch: true}\n": ("batch is true", "Example: 32"),
     "version: 1\ntrain: {batch: 1e3}\n": ("batch is '1e3'", "Example: 32"),
     "version: 1\ntrain: {batch: 99999999999999999999999999999999999999999999999999}\n": ("batch is '9999", "Example"),
@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "version: 1\ngpus: [h100-sxm-80g]\n": ("2:8: gpus[0] is 'h100-sxm-80g'", "Did you mean 'h100-sxm-80gb', "),
     "version: 1\ninfer: {optimizer: adam}\n": ("unknown key 'optimizer' in 'infer'", "under train"),
     "version: 1\ntrain: {}\ninfer: {}\n": ("3:1: both 'train' and 'infer'", "scenarios"),
-    "version: 2\n": ("1:10: version is '2'", "version: 1"),
+    "version: 2\n": ("1:10: version is 2", "version: 1"),
     "model: a.pt2\n": ("'version' is missing", "version: 1"),
     "version: 1\nmodel: {dims: {}}\n": ("'path' is missing", "path: model.pt2"),
     "version: 1\nversion: 1\n": ("2:1: 'version' is given twice", "Keep one"),

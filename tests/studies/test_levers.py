@@ -221,7 +221,7 @@ def test_from_python() -> None:
     found = staticmem.levers(MODELS / "seed.pt2", batch=4, optimizer="adam", budget="1GiB")
     assert found.budget_bytes == 1 << 30
     assert found.rows
-    with pytest.raises(staticmem.StaticmemError, match="is not a size"):
+    with pytest.raises(staticmem.StaticmemError, match="budget is 'much'"):
         staticmem.levers(MODELS / "seed.pt2", budget="much")
 
 
