@@ -113,10 +113,20 @@ def parse_yaml(text: str, file: str) -> Node:
         where = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark is not None else file
         if "nesting depth" in (error.problem or ""):  # PyYAML 6.0.4 looks at most 1,000 levels ahead
             raise malformed(f"{where}: nested too deeply", TOO_DEEP) from error
+        if mark is not None and _begins_with_tab(text, mark.line):
+            why, hint = "The line begins with a tab.", "YAML indents with spaces: replace the tab."
+            raise malformed(f"{where}: not YAML", why, hint) from error
         why = f"{(error.problem or error.context or 'It cannot be parsed').capitalize()}."
         raise malformed(f"{where}: not YAML", why, "Check indentation, colons and quotes there.") from error
     except (yaml.YAMLError, ValueError) as error:
         raise malformed(f"{file}: not YAML", " ".join(str(error).split())) from error
+
+
+def _begins_with_tab(text: str, number: int) -> bool:
+    """Whether a line, counted from 0, has a tab in its indentation."""
+    lines = text.splitlines()
+    line = lines[number] if number < len(lines) else ""
+    return "\t" in line[: len(line) - len(line.lstrip())]
 
 
 def _check_depth(text: str, file: str, loader: type[Any]) -> None:
@@ -143,6 +153,9 @@ class _Builder:
         if self.count > MAX_NODES or depth > MAX_DEPTH:  # aliases lead to the same place again and again
             why = f"Aliases make it more than {MAX_NODES} values."
             raise malformed(f"{place.place}: too many values", why, "Write it without aliases.")
+        if not str(source.tag).startswith("tag:yaml.org,2002:") or ":python/" in str(source.tag):
+            why = "A config is plain data: nothing in it makes an object or runs."
+            raise malformed(f"{place.place}: the tag {str(source.tag)[:60]} is not read", why, "Leave the tag out.")
         if source.id == "sequence":
             value: Any = [self.node(child, f"{path}[{i}]", depth + 1) for i, child in enumerate(source.value)]
         elif source.id == "mapping":

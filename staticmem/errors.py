@@ -41,6 +41,23 @@ def unexpected(error: Exception, again: str = "Run it again") -> StaticmemError:
     )  # fmt: skip
 
 
+def described(error: BaseException) -> str:
+    """An exception and the cause at the end of its chain, the first line of each: wrappers hide what went wrong."""
+    last: BaseException = error
+    for _ in range(20):
+        cause = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if cause is None:
+            break
+        last = cause
+    text = _first_line(error)
+    return text if last is error or _first_line(last) in text else f"{text.rstrip('.')}; the cause: {_first_line(last)}"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:180]}" if lines else type(error).__name__
+
+
 def closest(word: str, choices: Iterable[str]) -> str:
     """A hint that names the choice closest to a word; empty where none is close."""
     close = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.6)

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from staticmem.cli.flags import one_of
-from staticmem.errors import UsageError
+from staticmem.errors import UsageError, described
 from staticmem.ir import dtypes
 
 
@@ -74,7 +74,7 @@ def named_object(name: str) -> Any:
         raise
     except Exception as error:
         hint = "Run it in the environment and folder in which it works."
-        raise refused(f"{where} cannot be imported", _first_line(error), hint) from error
+        raise refused(f"{where} cannot be imported", described(error), hint) from error
     for part in attribute.split("."):
         if not hasattr(factory, part):
             raise refused(f"{where} has no '{attribute}'", "The module has no such name.")
@@ -107,13 +107,9 @@ def _build(factory: Any, name: str) -> tuple[Any, Any]:
         result = factory()
     except Exception as error:
         hint = "It has to work without arguments; for code that reads its weights try --device cpu."
-        raise refused(f"{name} failed", _first_line(error), hint) from error
+        raise refused(f"{name} failed", described(error), hint) from error
     module, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(module, torch.nn.Module):
         what, why = f"{name} returns {type(module).__name__}", "It has to return an nn.Module, or (module, inputs)."
         raise refused(what, why, "Give a function that builds the model.")
     return module, inputs
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"

@@ -19,7 +19,7 @@ from importlib import import_module
 from types import FrameType
 from typing import NoReturn
 
-from staticmem.errors import StaticmemError, UsageError, closest, did_you_mean, unexpected
+from staticmem.errors import StaticmemError, UsageError, did_you_mean, unexpected
 from staticmem.version import __version__
 
 EPILOG = """\
@@ -71,10 +71,24 @@ class Parser(argparse.ArgumentParser):
             message, hint = f"unknown verb '{word}'", did_you_mean(word, VERBS)
         elif message.startswith("unrecognized arguments:"):
             word = message.split(":", 1)[1].split()[0]
-            options = [o for action in self._actions for o in action.option_strings if o.startswith("--")]
             if word.startswith("--"):
-                hint = closest(word.split("=", 1)[0], options) or hint  # a verb has too many flags to list
+                hint = self._suggestion(word) or hint  # a verb has too many flags to list
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
+
+    def _suggestion(self, word: str) -> str:
+        """The flag that an unknown one may mean, as the help writes it; empty where none is close."""
+        from staticmem.scenario.other_words import hint_for  # late: for errors only
+
+        flags = {}
+        for action in self._actions:
+            for flag in action.option_strings:
+                metavar = f" {action.metavar}" if isinstance(action.metavar, str) and action.metavar else ""
+                # options have the names of their fields, which are not those of the flags everywhere: --dim sets dims
+                flags[action.dest if flag == action.option_strings[-1] else flag.lstrip("-")] = f"{flag}{metavar}"
+        hint = hint_for(word.split("=", 1)[0].lstrip("-"), flags)
+        for name, written in flags.items():
+            hint = hint.replace(f"'{name}'", f"'{written}'")
+        return hint
 
 
 def make_parser(verb: str | None = None) -> Parser:

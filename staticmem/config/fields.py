@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from staticmem.documents import DocumentError, Node
-from staticmem.errors import closest
 from staticmem.report.model import METERS
 from staticmem.scenario.kinds import UNKNOWN_KEY, Bytes, Choice, Kind, Named, Several, Text, Whole, kind_of, wrong
 from staticmem.scenario.options import Option
+from staticmem.scenario.other_words import hint_for
 from staticmem.scenario.request import OPTIONS
 
 VERSION = 1
 LEVELS = ("error", "warning")
+MOST_LISTED = 14  # keys of a table that an error lists
 ALL_KEYS = "See docs/config.md, or 'staticmem init' for an example."
 
 
@@ -38,24 +39,33 @@ class Table:
     keys: Callable[[], Mapping[str, Entry]]
     required: tuple[str, ...] = ()
     hints: Mapping[str, str] = field(default_factory=dict)  # by misplaced key: where it belongs
+    lists: bool = False  # people write lists of values here, which belong to `what_if`
 
     def read(self, node: Node) -> dict[str, Any]:
         keys = self.keys()
         if node.value is None and not self.required:
             return {}
         if not isinstance(node.value, dict):
-            raise wrong(node, f"It is a mapping with keys of {', '.join(keys)}.", "Write `key: value` below it.")
+            raise wrong(node, f"It is a mapping with keys such as {_few(keys)}.", "Write `key: value` below it.")
         for name, (key, _) in node.value.items():
             if name not in keys:
                 where = f"in '{node.path}'" if node.path else "at the top"
-                hint = self.hints.get(name) or closest(name.lower().replace("-", "_"), keys) or ALL_KEYS
+                hint = self.hints.get(name) or hint_for(name, keys) or ALL_KEYS
                 what = f"{key.place}: unknown key '{name[:60]}' {where}"
-                raise DocumentError(what, f"Known: {', '.join(keys)}.", hint, UNKNOWN_KEY)
+                raise DocumentError(what, f"Known: {_few(keys)}.", hint, UNKNOWN_KEY)
         for name in self.required:
             if name not in node.value:
                 why, hint = f"Needed: {', '.join(self.required)}.", f"Add `{name}: {keys[name].example}`."
                 raise DocumentError(f"{node.place}: '{name}' is missing", why, hint, UNKNOWN_KEY)
-        return {name: keys[name].kind.read(value) for name, (_, value) in node.value.items()}
+        return {name: self._read_value(name, keys[name].kind, value) for name, (_, value) in node.value.items()}
+
+    def _read_value(self, name: str, kind: Kind, node: Node) -> Any:
+        try:
+            return kind.read(node)
+        except DocumentError as error:
+            if self.lists and isinstance(node.value, list):
+                error.hint = f"Values to try are in what_if: `{name}: [...]`."
+            raise
 
     def schema(self) -> dict[str, Any]:
         properties = {name: {"description": e.about, **e.kind.schema()} for name, e in self.keys().items()}
@@ -77,6 +87,14 @@ class Either:
 
     def schema(self) -> dict[str, Any]:
         return {"anyOf": [self.plain.schema(), self.other.schema()]}
+
+
+def _few(keys: Mapping[str, Entry]) -> str:
+    """The names of keys; of many the first, and how many there are."""
+    names = list(keys)
+    if len(names) <= MOST_LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[:MOST_LISTED])} and {len(names) - MOST_LISTED} more (docs/config.md)"
 
 
 def _entry(name: str) -> Entry:
@@ -162,9 +180,11 @@ def _root() -> Mapping[str, Entry]:
     return {
         "version": Entry(_Version(), f"Version of this format: {VERSION}.", str(VERSION)),
         "model": Entry(MODEL, "The model: a path, or path and dims.", "model.pt2"),
-        "train": Entry(Table(lambda: STEP), "A training step."),
-        "infer": Entry(Table(lambda: INFERENCE, hints=_INFER_HINTS), "An inference, in place of train."),
-        "generate": Entry(Table(lambda: DECODING, hints=_INFER_HINTS), "Generation with a decoder, in place of train."),
+        "train": Entry(Table(lambda: STEP, lists=True), "A training step."),
+        "infer": Entry(Table(lambda: INFERENCE, hints=_INFER_HINTS, lists=True), "An inference, in place of train."),
+        "generate": Entry(
+            Table(lambda: DECODING, hints=_INFER_HINTS, lists=True), "Generation with a decoder, in place of train."
+        ),
         "gpus": Entry(Several(Text("h100-sxm-80gb")), "GPUs by name or size.", "[h100-sxm-80gb, 24GB]"),
         "device": Entry(Table(lambda: SOFTWARE), "Software and settings of the GPU."),
         "allocator": Entry(Table(lambda: {"conf": ALLOCATOR}), "Settings of PyTorch's caching allocator."),
@@ -184,7 +204,13 @@ class _Version:
         return {"const": VERSION}
 
 
-ROOT = Table(_root)
+_ROOT_HINTS = {
+    **dict.fromkeys((*DECODING, *TRAINING), "It is an option of the step: write it under train, infer or generate."),
+    **dict.fromkeys(SOFTWARE, "It is an option of the device: write it under device."),
+    "gpu": "Write `gpus: [NAME]`.",
+    "dim": "Write `dims: {NAME: N}` under train, infer or generate.",
+}
+ROOT = Table(_root, hints=_ROOT_HINTS)
 
 
 def schema() -> dict[str, Any]:

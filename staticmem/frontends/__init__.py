@@ -17,20 +17,6 @@ if TYPE_CHECKING:
 
 HEAD = 4096  # bytes that tell what a file is
 
-# What people give by mistake: first bytes, what it is, and what to do instead.
-_EXPORT = "Export the graph: torch.export.save(torch.export.export(model, args), 'model.pt2'), or torch.onnx.export."
-_OTHERS: tuple[tuple[bytes, str, str], ...] = (
-    (b"GGUF", "a GGUF file: weights without a graph", _EXPORT),
-    (b"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras?)", "Convert it to ONNX, for example with tf2onnx."),
-    (b"\x80\x02", "a pickle (torch.save?); staticmem never unpickles a file", _EXPORT),
-    (b"\x80\x04", "a pickle (torch.save?); staticmem never unpickles a file", _EXPORT),
-    (b"\x80\x05", "a pickle (torch.save?); staticmem never unpickles a file", _EXPORT),
-    (b"\x1f\x8b", "a gzip file", "Unpack it first."),
-    (b"BZh", "a bzip2 file", "Unpack it first."),
-    (b"\x7fELF", "a program", _EXPORT),
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "Fetch it: git lfs pull."),
-)
-
 
 def open_model(path: str, recordings: bool = True) -> ModelFile:
     """The model in a file: ONNX, or an archive of torch.export; that of a recording which the file carries, if
@@ -44,14 +30,16 @@ def open_model(path: str, recordings: bool = True) -> ModelFile:
     opened_before = recent.unchanged(path) if recordings else None
     if opened_before is not None:
         return opened_before
+    from staticmem.frontends.other_inputs import refused_file, unknown_file
+
     head = _head(path)
+    refused = refused_file(path, head)
+    if refused is not None:
+        raise refused
     if head.startswith(b"PK"):
         from staticmem.frontends.export_program import read_archive
 
         return read_archive(path, keep=recordings, recordings=recordings)
-    for magic, what, hint in _OTHERS:
-        if head.startswith(magic):
-            raise ModelFileError(f"{path} is not a model graph", f"It is {what}.", hint, code="SM107")
     from staticmem.frontends.onnx import looks_like_onnx, open_onnx
 
     if looks_like_onnx(head):
@@ -61,7 +49,7 @@ def open_model(path: str, recordings: bool = True) -> ModelFile:
             if path in error.what:
                 raise
             raise ModelFileError(f"{path}: {error.what}", error.why, error.hint, error.code) from error
-    raise _unknown(path, head)
+    raise unknown_file(path, head)
 
 
 def decode(model: ModelFile, binding: Binding) -> Decoded | Graph:
@@ -92,9 +80,9 @@ def _head(path: str) -> bytes:
         with files.opened(path, seekable=True) as file:
             head = file.read(HEAD)
     except FileNotFoundError as error:
-        raise ModelFileError(
-            f"{path} does not exist", "There is no such file.", _near(path) or "Check the path.", code="SM101"
-        ) from error
+        from staticmem.frontends.other_inputs import missing_file
+
+        raise missing_file(path) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ModelFileError(
@@ -108,26 +96,3 @@ def _head(path: str) -> bytes:
             f"{path} is empty", "It has no bytes.", "Export the model again, or copy it again.", code="SM101"
         )
     return head
-
-
-def _near(path: str) -> str:
-    """A model file with a similar name in the same folder."""
-    import difflib
-
-    folder, name = os.path.split(path)
-    try:
-        names = [n for n in os.listdir(folder or ".") if n.endswith((".onnx", ".pt2"))]
-    except OSError:
-        return ""
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"Did you mean '{os.path.join(folder, close[0])}'?" if close else ""
-
-
-def _unknown(path: str, head: bytes) -> ModelFileError:
-    try:
-        head.decode()
-        text = b"\x00" not in head
-    except UnicodeDecodeError as error:
-        text = error.start > len(head) - 4  # a character cut at the end
-    what = "It is a text file." if text else "It is neither an ONNX model nor an archive of torch.export."
-    return ModelFileError(f"{path} is not a model graph", what, _EXPORT, code="SM107")

@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 from staticmem.child import FailedError, answer, limit_memory
+from staticmem.errors import StaticmemError, described
 
 MOST_MODULES = 200_000
 MOST_PARAMETERS = 1 << 46  # elements: 70,000 billion
@@ -69,7 +70,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     except FailedError:
         raise
     except Exception as error:
-        raise FailedError("run", _said(error)) from error
+        raise FailedError("run", described(error)) from error
     count = sum(p.numel() for p in built.module.parameters())
     if count > MOST_PARAMETERS:
         raise FailedError("refused", f"it has {count:,} parameters, and at most {MOST_PARAMETERS:,} are taken")
@@ -81,7 +82,6 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
-    from staticmem.errors import StaticmemError
     from staticmem.frontends.recording_format import pack
     from staticmem.recording.export import ExportRequest, graph_file
     from staticmem.recording.record import record
@@ -102,10 +102,6 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
     with open(job["file"], "wb") as file:
         file.write(data)
     return {"lines": lines}
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {next((s.strip() for s in str(error).splitlines() if s.strip()), '')[:300]}"
 
 
 @contextmanager

@@ -11,11 +11,17 @@ import pytest
 
 import staticmem
 
+# callers whose types nobody checked
+LEVERS: Any = staticmem.levers
+FIT: Any = staticmem.fit
+MAX_BATCH: Any = staticmem.max_batch
+MAX_DIM: Any = staticmem.max_dim
+SWEEP: Any = staticmem.sweep
 SEED = str(Path(__file__).parents[2] / "models" / "seed.pt2")
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    ("options", "said"),
     [
         ({"batch": 8.0}, "batch is 8.0"),
         ({"batch": "8"}, "batch is '8'"),
@@ -47,19 +53,19 @@ def test_a_wrong_option_of_analyze_is_an_error(options: dict[str, Any], said: st
 
 
 @pytest.mark.parametrize(
-    "call, said",
+    ("call", "said"),
     [
-        (lambda: staticmem.levers(SEED, 1.5), "budget is 1.5"),
-        (lambda: staticmem.levers(SEED, -5), "budget is -5"),
-        (lambda: staticmem.fit(SEED, "l4", global_batch="3", optimizer="adam"), "global_batch is '3'"),
-        (lambda: staticmem.fit(SEED, "l4", allow=3, optimizer="adam"), "unknown allow '3'"),
-        (lambda: staticmem.max_batch(SEED, 3), "unknown GPU '3'"),
-        (lambda: staticmem.max_dim(SEED, "l4", 3), "is not a name"),
-        (lambda: staticmem.sweep(SEED, "batch"), "what_if is of type str"),
-        (lambda: staticmem.sweep(SEED, {"batch": 3}), "'batch' is not a list"),
-        (lambda: staticmem.sweep(SEED, {"batch": ["3"]}), "batch is '3'"),
-        (lambda: staticmem.sweep(SEED, batches=3), "Did you mean 'batch'?"),
-        (lambda: staticmem.sweep(SEED, {"batch": [1]}, gpus=[object()]), "gpus is of type object"),
+        (lambda: LEVERS(SEED, 1.5), "budget is 1.5"),
+        (lambda: LEVERS(SEED, -5), "budget is -5"),
+        (lambda: FIT(SEED, "l4", global_batch="3", optimizer="adam"), "global_batch is '3'"),
+        (lambda: FIT(SEED, "l4", allow=3, optimizer="adam"), "unknown allow '3'"),
+        (lambda: MAX_BATCH(SEED, 3), "unknown GPU '3'"),
+        (lambda: MAX_DIM(SEED, "l4", 3), "is not a name"),
+        (lambda: SWEEP(SEED, "batch"), "what_if is of type str"),
+        (lambda: SWEEP(SEED, {"batch": 3}), "'batch' is not a list"),
+        (lambda: SWEEP(SEED, {"batch": ["3"]}), "batch is '3'"),
+        (lambda: SWEEP(SEED, batches=3), "Did you mean 'batch'?"),
+        (lambda: SWEEP(SEED, {"batch": [1]}, gpus=[object()]), "gpus is of type object"),
     ],
 )
 def test_a_wrong_argument_of_the_other_functions_is_an_error(call: Callable[[], object], said: str) -> None:
@@ -70,15 +76,16 @@ def test_a_wrong_argument_of_the_other_functions_is_an_error(call: Callable[[], 
 
 def test_numbers_of_numpy_and_paths_stand_for_plain_values() -> None:
     plain = staticmem.analyze(SEED, batch=4)
-    assert staticmem.analyze(Path(SEED), batch=np.int64(4)) == plain
-    assert staticmem.analyze(SEED, batch=4, torch_version=2.13).peak == plain.peak
+    given: dict[str, Any] = {"batch": np.int64(4), "torch_version": 2.13}
+    assert staticmem.analyze(Path(SEED), **given).peak == plain.peak
 
 
 @pytest.mark.torch
 def test_types_and_optimizers_of_pytorch_stand_for_their_names() -> None:
     torch = pytest.importorskip("torch")
     by_name = staticmem.analyze(SEED, batch=4, optimizer="adamw", dtype="bf16")
-    by_class = staticmem.analyze(SEED, batch=4, optimizer=torch.optim.AdamW, dtype=torch.bfloat16)
+    given: dict[str, Any] = {"optimizer": torch.optim.AdamW, "dtype": torch.bfloat16}
+    by_class = staticmem.analyze(SEED, batch=4, **given)
     assert by_class.peak == by_name.peak
 
 
