@@ -2,7 +2,7 @@
 
 Sources: torch/csrc/autograd/engine.cpp (`evaluate_function`, `call_function`, `validate_outputs`: order of release and
 of accumulation; `ReadyQueue`: highest sequence number first), input_buffer.cpp (`can_accumulate_inplace`),
-functions/accumulate_grad.h (when a gradient is stolen).
+functions/accumulate_grad.h (when a gradient is stolen), accumulate_grad.cpp (a leaf that needs none any more).
 """
 
 from __future__ import annotations
@@ -264,6 +264,9 @@ def _accumulate_grad(
     """`.grad` takes the gradient itself where it has no other owner and the parameter's strides, else a clone."""
     new = buffer.slots[0]
     if new is None:
+        return
+    if not leaf.requires_grad:  # the code has switched it off since
+        e.release(buffer)
         return
     received.add(id(leaf))
     steals = new.refs == 1 and (

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from staticmem.eager.context import Eager
 
 FUNCTION = written.FUNCTION  # a call of a custom autograd function
-AUTOGRAD = frozenset((written.REQUIRES_GRAD, written.BACKWARD, written.GRAD))
+AUTOGRAD = frozenset((written.REQUIRES_GRAD, written.REQUIRES_NO_GRAD, written.BACKWARD, written.GRAD))
 
 
 def with_history(e: Eager, function: CustomFunction, env: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -167,8 +167,8 @@ def _run_ops(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None) -
 
 def run_autograd(e: Eager, target: str, args: Sequence[Any]) -> list[Tensor | None]:
     """An op of autograd that the code runs, and the gradients that it gives."""
-    if target == written.REQUIRES_GRAD:
-        args[0].requires_grad = True
+    if target in (written.REQUIRES_GRAD, written.REQUIRES_NO_GRAD):
+        args[0].requires_grad = target == written.REQUIRES_GRAD
         return []
     roots, gradients, leaves, retain_graph = args
     return inner_backward(e, roots, gradients, leaves, retain_graph, captures=target == written.GRAD)

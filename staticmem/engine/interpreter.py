@@ -18,7 +18,7 @@ from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.call_records import CallRecords, Signature, filled, records_of_modes, run_call, signature_of
 from staticmem.errors import DimensionError, ModelFileError
 from staticmem.ir import dtypes
-from staticmem.ir.graph import FUNCTION, REQUIRES_GRAD, Frame, Graph, Op, Ref, Value
+from staticmem.ir.graph import FUNCTION, REQUIRES_GRAD, REQUIRES_NO_GRAD, Frame, Graph, Op, Ref, Value
 from staticmem.ops import lookup
 from staticmem.ops.dispatch import call, fallback
 from staticmem.ops.registry import Rule
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from staticmem.ops.whole_model_cast import WholeModelCast
 
 _RESOLVED = (Ref, tuple)
-AUTOGRAD = frozenset((REQUIRES_GRAD, "staticmem::backward", "staticmem::grad"))  # that the code runs
+# that the code runs
+AUTOGRAD = frozenset((REQUIRES_GRAD, REQUIRES_NO_GRAD, "staticmem::backward", "staticmem::grad"))
 NOT_RECORDED = "staticmem::not_recorded"  # what the code does to autograd, of a recording
 SET_DATA = "staticmem::set_data"  # `tensor.data = other`, of a recording
 # what a rule raises when an argument does not match the ATen schema

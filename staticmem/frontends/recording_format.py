@@ -49,7 +49,8 @@ An argument that is a string begins with what it is: `%3` is the value `next - 3
 1 after the last one named so, and `#1` the buffer; `=` is an expression of sizes, `:` a dtype, `'` a text, `~` a float
 that JSON does not have. The argument of a `staticmem::function` is the index of the function.
 
-Three ops are of autograd. `staticmem::requires_grad` makes its argument a leaf that needs a gradient. The arguments of
+Some ops are of autograd. `staticmem::requires_grad` makes its argument a leaf that needs a gradient, and
+`staticmem::requires_no_grad` one that needs none, where the code switches it for a parameter. The arguments of
 `staticmem::backward` and `staticmem::grad` are the tensors that a backward begins with, their gradients (null: ones),
 leaves, and whether the graph is retained; their results are the gradients of these leaves. `backward` adds to those of
 parameters, too. `staticmem::set_data` gives its first argument the storage of its second: `p.data = x`.
@@ -76,7 +77,7 @@ FORMAT, VERSION = "staticmem.recording", 1
 FUNCTION = "staticmem::function"
 ITERATED = "aten::unbind.__iter__"  # `q, k, v = tensor`: an unbind, which Dynamo sees as one index after the other
 CPU_TENSOR = "staticmem::cpu_tensor"
-REQUIRES_GRAD = "staticmem::requires_grad"
+REQUIRES_GRAD, REQUIRES_NO_GRAD = "staticmem::requires_grad", "staticmem::requires_no_grad"
 NOT_RECORDED = "staticmem::not_recorded"  # what a recording does not have, so that training cannot be predicted
 SAVED_HOOKS, SELECTIVE = "saved_tensors_hooks", "context_fn"  # its arguments
 SET_DATA = "staticmem::set_data"  # `tensor.data = other`

@@ -233,6 +233,7 @@ class Region:
 
 # ops of a recording: the call of a custom autograd function; a tensor that the code has made require a gradient
 FUNCTION, REQUIRES_GRAD = "staticmem::function", "staticmem::requires_grad"
+REQUIRES_NO_GRAD = "staticmem::requires_no_grad"  # of a parameter
 
 
 @record(frozen=True)

@@ -26,6 +26,7 @@ from staticmem.frontends import traced_sizes
 from staticmem.frontends.output_names import name_of
 from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import gpu, halved, rows, tracing
+from staticmem.recording.device_answers import as_on_gpu
 from staticmem.recording.functions import recorded
 from staticmem.recording.inner_autograd import recorded_autograd
 from staticmem.recording.input_embeddings import input_embeddings
@@ -71,6 +72,7 @@ def record(
             with (
                 _fake(module, given, named, opened) as call,
                 gpu.meta_as_gpu(),
+                as_on_gpu(),
                 tracing.quiet(),
                 tracing.oblivious(),
                 known_answers(),
@@ -121,6 +123,7 @@ class _Call:
         owned_before = len(self.inputs) + len(parameters)
         programs = rows.Rows(range(owned_before, len(owned)), self.targets)
         state, data = _state(self.module), [t.data for t in owned]
+        needs = [t.requires_grad for t in owned]
         # parts in evaluation mode stay in it (frozen norms), unless the whole module is
         was_training = {m: m.training or not self.module.training for m in self.module.modules()}
 
@@ -128,8 +131,9 @@ class _Call:
             """The program of a mode; None of code that does not run under autocast: who asks is told (SM328)."""
             training, amp = mode
             _restore(state)  # no mode has what another one has left on the module
-            for tensor, own in zip(owned, tensors, strict=True):
+            for tensor, own, need in zip(owned, tensors, needs, strict=True):
                 tensor.data = own
+                tensor.requires_grad_(need)
             for m, was in was_training.items():
                 m.training = was and training
             asked = len(self.env.guards)
@@ -152,8 +156,9 @@ class _Call:
             if halved.is_float32([t for _, t, _ in parameters]):
                 self._add_halved(programs, of_modes[MODES[0]], partial(row, tensors=halved.halved(data, self.fake)))
         finally:
-            for tensor, own in zip(owned, data, strict=True):
+            for tensor, own, need in zip(owned, data, needs, strict=True):
                 tensor.data = own
+                tensor.requires_grad_(need)
             _restore(state)
         shape = self.sizes.shape
         inputs = [[name, _name_of(t.dtype), shape(t.shape)] for name, t in self.inputs]
@@ -233,6 +238,7 @@ class _Call:
             result = self.module(*self.args, **self.kwargs)
             if training and self.loss is not None:
                 result = self.loss(result)
+            watch.end_forward()
             program = watch.program
             outputs = _named_values(watch, result)
             program.outputs = list(outputs)

@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from staticmem.frontends import recording_format as written
 from staticmem.ops import lookup
 from staticmem.recording import gpu
+from staticmem.recording.device_answers import on_meta
 from staticmem.recording.sizes import Sizes, number
 
 _MEMORY_FORMATS = {torch.preserve_format: "preserve_format", torch.contiguous_format: "contiguous_format",
@@ -92,11 +93,14 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.tensors = owned
         self.owned_values = range(len(owned))
         self.leaves: set[int] = set()  # values that the code has made leaves that need a gradient
+        # of parameters: whether they need a gradient, as the program says so far. The code may switch it
+        self.needs = {v: t.requires_grad for v, t in enumerate(owned) if isinstance(t, torch.nn.Parameter)}
         for value in self.owned_values:  # no variable has a tensor: its references are counted
             self.owned.add(_storage(owned[value]))
             self.name(owned[value])
         # buffers: value -> how many of the references to the tensor are not those of modules
         self.buffers = {value: self.references(value) - n for value, n in self.registered(range(len(owned))).items()}
+        self._needed_at_first = dict(self.needs)
         self.replaced: set[int] = set()  # buffers in whose place modules have other tensors
 
     # -- programs ------------------------------------------------------------------------------------------------
@@ -112,6 +116,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.program = Program()
         self._calls.clear()
         self.leaves.clear()
+        self.needs = dict(self._needed_at_first)
         self.replaced |= self.buffers.keys() - self.registered(self.buffers).keys()
         self.program.let_go(sorted(self.replaced))
         for value, tensor in enumerate(self.tensors):  # a buffer that was changed in place has another name
@@ -130,9 +135,11 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                         self.program.kept.append([value, self.dtypes[value], shape, base])
 
     def keeps_values(self) -> bool:
-        """Whether something that the call made is alive after it, or it has replaced what the module owns."""
+        """Whether something that the call made is alive after it, or it has replaced what the module owns, or left
+        other parameters to train."""
         alive = any(self.current(values) for storage, values in self.by_storage.items() if storage not in self.owned)
-        return alive or bool(self.replaced) or self.buffers.keys() != self.registered(self.buffers).keys()
+        switched = self.needs != self._needed_at_first
+        return alive or switched or bool(self.replaced) or self.buffers.keys() != self.registered(self.buffers).keys()
 
     def finish(self) -> None:
         """The caller has dropped the results: what is alive is kept by the module."""
@@ -164,7 +171,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
     # -- ops -----------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = on_meta(args, kwargs or {})
         if self.paused:
             return func(*args, **kwargs)
         if self.replaced:
@@ -226,7 +233,11 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                     self.factory(tensor)
             return
         for tensor in read:
-            if tensor.requires_grad and tensor.is_leaf and not isinstance(tensor, torch.nn.Parameter):
+            if not tensor.is_leaf:
+                continue
+            if isinstance(tensor, torch.nn.Parameter):
+                self.switched(tensor)
+            elif tensor.requires_grad:
                 self.leaf(tensor)
         given = [self.arg(a) for a in args]
         named = {k: self.arg(v) for k, v in kwargs.items() if k not in ("device", "layout", "pin_memory", "generator")}
@@ -247,6 +258,19 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         if _is_on_gpu(tensor) and (value := self.value(tensor)) not in self.leaves:
             self.leaves.add(value)
             self.write(written.REQUIRES_GRAD, [f"{written.REF}{value}"], {}, [], written.NO_GRAD)
+
+    def switched(self, parameter: torch.nn.Parameter) -> None:
+        """Writes down that the code has switched whether a parameter needs a gradient, if it has."""
+        value = getattr(parameter, self.tag, -1)
+        if self.needs.get(value, parameter.requires_grad) is not parameter.requires_grad:
+            self.needs[value] = parameter.requires_grad
+            target = written.REQUIRES_GRAD if parameter.requires_grad else written.REQUIRES_NO_GRAD
+            self.write(target, [f"{written.REF}{value}"], {}, [], written.NO_GRAD)
+
+    def end_forward(self) -> None:
+        """The forward has returned: what it has left switched is so in the backward."""
+        for value in self.needs:
+            self.switched(self.tensors[value])
 
     def stand_in(self, target: str, args: Any, kwargs: Any, result: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Writes down an op that PyTorch cannot run with these arguments. `result` makes its result by others."""

@@ -98,6 +98,7 @@ def _train(
     with meter:
         steps = OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad])
         for _ in range(2):
+            meter.peak = meter.now
             steps.zero_grad()
             if held:
                 outputs = model(*inputs)

@@ -132,6 +132,33 @@ class LetGoFirst(PeaksInForward):
         return super().forward(x)
 
 
+class Adversary(Coded):
+    """Two losses of one critic, which learns from the first alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 1))
+
+    def middle(self, x: Any) -> Any:
+        made = F.relu(self.inner(x))
+        learns = self.critic(made.detach())
+        for p in self.critic.parameters():
+            p.requires_grad_(False)
+        judged = self.critic(made)
+        for p in self.critic.parameters():
+            p.requires_grad_(True)
+        return made * (learns - judged)
+
+
+class FreezesItself(Coded):
+    """The first call switches off what all steps but the first do without."""
+
+    def middle(self, x: Any) -> Any:
+        y = F.relu(self.inner(x))
+        self.inner.requires_grad_(False)
+        return F.relu(self.inner(y)) + y
+
+
 class Squares(torch.autograd.Function):  # type: ignore[misc]
     """Has its input as an attribute of `ctx`."""
 
@@ -168,5 +195,6 @@ class CheckpointsInFunctions(Coded):
 
 STATEFUL = (
     DataAveraged, DataProjected, DataClamped, DataSwapped, BufferAssigned, BufferInVariable,
-    HistoryKept, HistoriesKept, HistoryHasAnother, LetGoFirst, KeepsGraphOfCtx, CheckpointsInFunctions,
+    HistoryKept, HistoriesKept, HistoryHasAnother, LetGoFirst, KeepsGraphOfCtx, Adversary, FreezesItself,
+    CheckpointsInFunctions,
 )  # fmt: skip
