@@ -2,6 +2,9 @@
 
 The parent (`run`) writes a job and reads an answer, both JSON in a temporary folder of its caller; the child (`answer`)
 writes its answer whole or not at all. This module imports no part of the analysis.
+
+All processes of the package are started here, so that none has the current folder on its path (`isolated`): what is
+analysed often lies there, and a `json.py` or `torch.py` beside it would run.
 """
 
 from __future__ import annotations
@@ -11,11 +14,14 @@ import os
 import signal
 import subprocess  # the child is this package's own module, without a shell
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from staticmem.errors import StaticmemError
+
+_HAS_SAFE_PATH = sys.version_info >= (3, 11)
 
 
 class RunError(StaticmemError):
@@ -42,7 +48,7 @@ Failures = Mapping[str, Failure]
 
 
 def run(module: str, job: Mapping[str, Any], folder: str, timeout: float, failures: Failures, **facts: str) -> Any:
-    """The answer of `python -m module`; `job["answer"]` is where it writes it. `facts` fill in the failures' texts.
+    """The answer of the `main` of a module; `job["answer"]` is where it writes it. `facts` fill in the failures' texts.
 
     Raises:
         RunError: after `timeout` seconds, or without an answer, or with one that says why there is none.
@@ -50,17 +56,15 @@ def run(module: str, job: Mapping[str, Any], folder: str, timeout: float, failur
     path, errors = os.path.join(folder, "job.json"), os.path.join(folder, "stderr.txt")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(job, file)
-    with open(errors, "wb") as stream:
-        command = [sys.executable, "-m", module, path]
-        nothing = subprocess.DEVNULL
+    with open(errors, "wb") as stream, start(module, path, errors=stream) as process:
         try:
-            ended = subprocess.run(  # noqa: S603
-                command, stdin=nothing, stdout=nothing, stderr=stream, timeout=timeout, check=False, env=environment()
-            )
+            process.wait(timeout)
         except subprocess.TimeoutExpired as error:
             raise failures["timeout"].error(timeout=f"{timeout:g}") from error
+        finally:
+            process.kill()  # nothing where it has ended
     if not os.path.exists(job["answer"]):
-        raise crashed(ended.returncode, errors, failures, **facts)
+        raise crashed(process.returncode, errors, failures, **facts)
     with open(job["answer"], encoding="utf-8") as file:
         answer: dict[str, Any] = json.load(file)
     if "error" in answer:
@@ -88,12 +92,60 @@ def crashed(code: int, errors: str, failures: Failures, **facts: str) -> RunErro
     return failures["crash"].error(f"{how}: {last or 'it said nothing'}", **facts)
 
 
+def start(module: str, *words: str, pipes: bool = False, errors: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """A process that calls the `main` of a module of this package. `pipes`: it reads and writes them, else nothing."""
+    streams = subprocess.PIPE if pipes else subprocess.DEVNULL
+    stderr = subprocess.DEVNULL if errors is None else errors
+    return subprocess.Popen(command(module, *words), stdin=streams, stdout=streams, stderr=stderr, env=environment())  # noqa: S603
+
+
+def command(module: str, *words: str) -> list[str]:
+    """The command line of such a process."""
+    flags = ["-P"] if _HAS_SAFE_PATH else []
+    if sys.flags.no_user_site:
+        flags.append("-s")
+    first = os.path.join(os.path.dirname(os.path.abspath(__file__)), "isolated.py")
+    return [sys.executable, *flags, first, module, *words]
+
+
 def environment() -> dict[str, str]:
-    """The child finds this package where the parent found it, and sets of texts have the same order in each child:
-    models go through them (the types of layers in rotary embeddings of transformers), and their files differed."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {"PYTHONHASHSEED": "0", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    """The child has the user's PYTHONPATH; an empty entry, which Python takes for the current folder, is nobody's wish.
+    Processes that it starts itself (torch does) have no current folder on their path either, from Python 3.11 on.
+
+    Sets of texts have the same order in each child: models go through them (the types of layers in rotary embeddings of
+    transformers), and their files differed."""
+    ignored = sys.flags.ignore_environment  # python -E, python -I
+    given = "" if ignored else os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join(os.path.abspath(entry) for entry in given.split(os.pathsep) if entry)
+    own = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    return {"PYTHONHASHSEED": "0", **os.environ, **own}
+
+
+@contextmanager
+def isolated_workers() -> Iterator[None]:
+    """Within it `multiprocessing` starts processes without the current folder on their path.
+
+    It starts `python -c`, to which the current folder is the first place of `multiprocessing` itself. Before the task
+    arrives, a worker has the path of this process from it."""
+    if _HAS_SAFE_PATH:
+        name, before = "PYTHONSAFEPATH", os.environ.get("PYTHONSAFEPATH")
+        os.environ[name] = "1"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
+        return
+    from multiprocessing import util
+
+    name, flags = "_args_from_interpreter_flags", getattr(util, "_args_from_interpreter_flags")  # noqa: B009
+    setattr(util, name, lambda: [*flags(), "-I"])
+    try:
+        yield
+    finally:
+        setattr(util, name, flags)
 
 
 def check_memory(needed: int, limit: int | None, failures: Failures) -> None:

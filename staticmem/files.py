@@ -75,17 +75,24 @@ def stamp(path: str | os.PathLike[str]) -> Stamp | None:
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
+_PART = 1 << 22  # bytes: Python allocates what a read may return before it reads
+
+
 def read(path: str | os.PathLike[str], most: int) -> bytes:
     """The contents of a file of at most `most` bytes.
 
     Raises:
         OSError: it cannot be read, or is larger.
     """
+    parts: list[bytes] = []
+    left = most
     with opened(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"It has more than {most >> 20} MiB", path)
-    return data
+        while part := file.read(min(left + 1, _PART)):
+            left -= len(part)
+            if left < 0:
+                raise OSError(errno.EFBIG, f"It has more than {most >> 20} MiB", path)
+            parts.append(part)
+    return b"".join(parts)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,15 @@
-"""Models and inputs that verbs are given as code: `MODULE:FACTORY` and `--input SHAPE`."""
+"""Models and inputs that verbs are given as code: `MODULE:FACTORY` and `--input SHAPE`.
+
+That code runs, and may import what lies beside it, as `python FILE.py` lets it. What staticmem itself imports is never
+taken from there: a neighbour named `onnx.py` is no reason for another answer.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -84,13 +90,32 @@ def named_object(name: str) -> Any:
     return factory
 
 
+# What staticmem imports, beside Python's own modules: the dependencies and extras of pyproject.toml, by their modules
+_OWN = frozenset({"staticmem", *"numpy networkx onnx onnxruntime onnxscript shtab torch yaml".split()})
+
+
+class _Neighbours(importlib.abc.MetaPathFinder):
+    """Finds modules in a folder before all others, but for those that staticmem or Python has."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if path is not None or fullname in _OWN or fullname in sys.stdlib_module_names:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, [self.folder], target)
+        if found is not None and found.loader is None:  # a plain folder: a package of that name comes before it
+            return importlib.machinery.PathFinder.find_spec(fullname, [*sys.path, self.folder], target)
+        return found
+
+
 def _load(where: str) -> Any:
     if not where.endswith(".py"):
-        sys.path.insert(0, os.getcwd())
+        sys.meta_path.insert(0, _Neighbours(os.getcwd()))
         return importlib.import_module(where)
     if not os.path.isfile(where):
         raise refused(f"{where} does not exist", "There is no such file.", "Check the path.")
-    sys.path.insert(0, os.path.dirname(os.path.abspath(where)))
+    sys.meta_path.insert(0, _Neighbours(os.path.dirname(os.path.abspath(where))))
     spec = importlib.util.spec_from_file_location(os.path.splitext(os.path.basename(where))[0], where)
     assert spec is not None
     assert spec.loader is not None

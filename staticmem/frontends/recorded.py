@@ -457,7 +457,10 @@ class _Program:
 
 
 def _stacks(rows: Sequence[Any]) -> list[tuple[Frame, ...]]:
+    """The module calls around each row. Rows name the row around them, so that their sum is bounded, too."""
     stacks: list[tuple[Frame, ...]] = []
+    frames = 0
+    characters = 0
     for up, path, cls, *rest in rows:
         (call,) = _filled(rest, (0,))
         around = stacks[len(stacks) - fields.size(up)] if fields.integer(up) else ()
@@ -465,6 +468,10 @@ def _stacks(rows: Sequence[Any]) -> list[tuple[Frame, ...]]:
             raise ValueError(f"more than {_DEEPEST:,} module calls within each other")
         path = fields.text(path)
         path = _name(around[-1].path + path) if path.startswith(".") and around else path
+        frames += len(around) + 1
+        characters += len(path)
+        if frames > _MOST or characters > written.MAX_BYTES:
+            raise ValueError(f"its module calls are within each other more than {_MOST:,} times in sum")
         stacks.append((*around, Frame(path, fields.text(cls), fields.integer(call))))
     return stacks
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import inspect
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -285,7 +284,3 @@ _BUILDERS: dict[str, Callable[[Mapping[str, Any]], Built]] = {
     "timm": _timm,
     "torchvision": _torchvision,
 }
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
+from staticmem.child import isolated_workers
 from staticmem.errors import StaticmemError, unexpected
 
 Task = TypeVar("Task")
@@ -80,10 +81,11 @@ def _as_they_come(waiting: dict[Future[Any], Task]) -> Iterator[tuple[Task, Any]
 @contextmanager
 def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that end with the block, at once where it ends by an exception."""
-    import multiprocessing
+    import multiprocessing  # `_submitted` starts the processes, as `staticmem.child` has it
 
     before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    with isolated_workers():  # the semaphores of a pool start multiprocessing's tracker of resources
+        pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
     try:
         yield pool
     except BaseException:
@@ -99,11 +101,12 @@ def _submitted(pool: ProcessPoolExecutor, tasks: Sequence[Task], run: Run[Task])
     """The tasks, submitted: this starts the processes. They get no Ctrl-C, which a terminal sends to all of a group:
     in the middle of their imports they would print a traceback each. It is kept for this process meanwhile."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
-        return _all(pool, tasks, run)
+        with isolated_workers():
+            return _all(pool, tasks, run)
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # its own start would let the signal through
-    with _interrupt_deferred():
+    with isolated_workers(), _interrupt_deferred():
+        resource_tracker.ensure_running()  # its own start would let the signal through
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit what is blocked
         try:
             return _all(pool, tasks, run)

@@ -17,6 +17,10 @@ from staticmem.validate import plain_pickle
 
 FRAMES = 64  # of an allocation that are looked at
 LARGEST = 1 << 50  # bytes: no card has more
+# Events, and blocks of segments: a pickle names one list many times for two bytes each, so that their sums are bounded.
+# A snapshot of a million events has some 300 MB.
+MOST_EVENTS = 5_000_000
+MOST_BLOCKS = 5_000_000
 _GROWS = ("segment_alloc", "segment_map")
 _SHRINKS = ("segment_free", "segment_unmap")
 
@@ -92,7 +96,11 @@ def snapshot_of(document: Any, path: str) -> Snapshot:
         events = traces[device]
         if not events:
             raise _no_snapshot(path, "Nothing was recorded (torch.cuda.memory._record_memory_history)")
+        if len(events) > MOST_EVENTS:
+            raise _no_snapshot(path, f"It has more than {MOST_EVENTS:,} events")
         own = [s for s in segments if s.get("device", 0) == device]
+        if sum(len(segment["blocks"]) for segment in own) > MOST_BLOCKS:
+            raise _no_snapshot(path, f"It has more than {MOST_BLOCKS:,} blocks")
         return _snapshot(events, own)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise _no_snapshot(path, "Its values are not those of a memory snapshot") from error
@@ -132,8 +140,9 @@ def _snapshot(events: list[Mapping[str, Any]], segments: list[Mapping[str, Any]]
     at_end = sum(round_up(_bytes(b.get("requested_size", b["size"]))) for b in blocks)
     before = max(at_end - allocated[-1], 0)
     held_before = max(sum(_bytes(s["total_size"]) for s in segments) - reserved[-1], 0)
+    read_frames = _SharedFrames()
     return Snapshot(
-        tuple(Allocation(size, born, died, _frames(frames)) for size, born, died, frames in rows),
+        tuple(Allocation(size, born, died, read_frames(frames)) for size, born, died, frames in rows),
         tuple(before + level for level in allocated[1:]),
         tuple(held_before + level for level in reserved[1:]),
         before,
@@ -146,13 +155,29 @@ def _bytes(value: Any) -> int:
     return value
 
 
-def _frames(frames: Any) -> tuple[tuple[str, int, str], ...]:
-    return tuple(_frame(frame) for frame in frames[:FRAMES])
+class _SharedFrames:
+    """Reads the frames of events. One list of frames is shared by many events, and read once."""
+
+    def __init__(self) -> None:
+        self.read: dict[int, tuple[tuple[str, int, str], ...]] = {}  # by the list, which the document keeps alive
+
+    def __call__(self, frames: Any) -> tuple[tuple[str, int, str], ...]:
+        key = id(frames)
+        if key not in self.read:
+            self.read[key] = tuple(_frame(frame) for frame in frames[:FRAMES])
+        return self.read[key]
 
 
 def _frame(frame: Mapping[str, Any]) -> tuple[str, int, str]:
     line = frame.get("line", 0) or 0
-    return str(frame.get("filename", ""))[:300], _bytes(line), str(frame.get("name", ""))[:300]
+    return _text(frame.get("filename", "")), _bytes(line), _text(frame.get("name", ""))
+
+
+def _text(value: Any) -> str:
+    """The beginning of a text. Anything else is refused: lists within lists, shared, have texts without end."""
+    if value is not None and not isinstance(value, str):
+        raise ValueError
+    return (value or "")[:300]
 
 
 def _peak(levels: tuple[int, ...]) -> tuple[int, int]:

@@ -81,16 +81,9 @@ class Worker:
             os._exit(0)
 
     def _start(self) -> None:
-        import subprocess  # our own file, without a shell
+        from staticmem import child  # late: most files need no process
 
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self.process = subprocess.Popen(  # noqa: S603
-            [sys.executable, onnx_process.__file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
+        self.process = child.start(onnx_process.__name__, pipes=True)
         self.pid = self.process.pid
         self.requests, self.answers = self.process.stdin.fileno(), self.process.stdout.fileno()
 

@@ -1,6 +1,6 @@
 """The other side of `isolation`: answers requests that come through a pipe with what onnx's C++ says.
 
-It is also run as a script where a process cannot be forked safely, so it imports nothing of staticmem. A request and
+Where a process cannot be forked safely it is started anew, so it imports nothing of staticmem. A request and
 an answer are lists of byte strings: the process that reads the answers has to survive whatever a hostile file made of
 this one, so nothing here is pickled.
 """
@@ -158,6 +158,7 @@ def serve(requests: int, answers: int) -> None:
             return
 
 
-if __name__ == "__main__":
-    del sys.path[0]  # this folder, whose modules have common names
+def main() -> int:
+    """Answers on the standard streams."""
     serve(0, 1)
+    return 0

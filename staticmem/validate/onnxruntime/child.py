@@ -1,4 +1,4 @@
-"""The process that runs the model: `python -m staticmem.validate.onnxruntime.child JOB`.
+"""The process that runs the model: `main` is called with the path of its job.
 
 It is a process of its own, because a runtime can crash, hang, or take all memory. It imports neither the analysis nor
 anything else of the package, and writes what it read as JSON beside the job.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 from staticmem.child import FailedError, answer, limit_memory, peak_resident
@@ -174,7 +173,3 @@ def _read(nvml: Nvml | None, when: str) -> None:
         nvml.facts[f"{when}_used"] = memory[0]
         if memory[1] is not None:
             nvml.facts[f"{when}_process"] = memory[1]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""The process that runs a model with PyTorch: `python -m staticmem.validate.pytorch.child JOB`.
+"""The process that runs a model with PyTorch: `main` is called with the path of its job.
 
 It is a process of its own, because PyTorch can crash, hang, or take all memory, and because the allocator's figures are
 those of a process. The job is JSON: the model's path, the words of the request, the device; the answer is JSON too.
@@ -7,7 +7,6 @@ those of a process. The job is JSON: the model's path, the words of the request,
 from __future__ import annotations
 
 import gc
-import sys
 from typing import Any
 
 from staticmem.child import FailedError, answer, limit_memory
@@ -188,7 +187,3 @@ def _extra(call: Any) -> int:
     torch.cuda.synchronize()
     own = round_up(int(result.untyped_storage().nbytes()))
     return int(torch.cuda.max_memory_allocated()) - int(before) - own
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
