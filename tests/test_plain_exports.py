@@ -67,8 +67,8 @@ def analyzed(suffix: str, case: dict[str, Any], folder: Path) -> staticmem.Repor
     path = export(case["model"], suffix, folder)
     options: dict[str, Any] = {key: case[key] for key in ("batch", "amp", "mode") if key in case}
     if case.get("mode") != "infer":
-        options |= {"optimizer": "adam", "loss": "mean", "outputs": "dropped"}
-    return staticmem.analyze(path, **options)
+        options |= {"optimizer": "adam", "loss": "mean"}
+    return staticmem.analyze(path, outputs="dropped", **options)
 
 
 @pytest.mark.parametrize(("suffix", "case"), sampled(pairs("exact"), 3))

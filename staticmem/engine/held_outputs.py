@@ -1,4 +1,5 @@
-"""The model's outputs where the training loop holds them: `outputs = model(x); loss = criterion(outputs, y)`.
+"""The model's outputs where the loop around it holds them: `outputs = model(x); loss = criterion(outputs, y)`, or of an
+inference `outputs = model(x)` alone.
 
 The name has the outputs through backward and the optimizer's step, until the next forward has returned and the name is
 assigned anew: for the length of a forward those of two steps exist. Outputs hold their history too: what leads to an
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 OUTPUTS = "outputs"  # the kind of their holds
 PREVIOUS = "outputs of the previous step"
+BEFORE = "outputs of the call before"  # of an inference
 HISTORY = f"history of {PREVIOUS}"
 
 
@@ -55,10 +57,10 @@ class HeldOutputs:
     buffers without bytes stand for them, one for each output and one for what their history has saved.
     """
 
-    def __init__(self, e: Eager, count: int) -> None:
-        """`count` is the number of the model's outputs."""
-        self.e, self.variable = e, Owner(OUTPUTS, PREVIOUS)
-        for what in (*[PREVIOUS] * count, HISTORY):
+    def __init__(self, e: Eager, count: int, name: str = PREVIOUS) -> None:
+        """`count` is the number of the model's outputs, `name` what those of before are called."""
+        self.e, self.variable = e, Owner(OUTPUTS, name)
+        for what in (*[name] * count, HISTORY):
             place = e.empty((0,), dtypes.uint8, kernel=what)
             e.categorise(place, "activation", what)
             e.hold(place, self.variable)
@@ -100,9 +102,7 @@ class HeldOutputs:
             self.e.trace.buffers.nbytes[place] = 0
 
     def leave(self, others: Collection[int]) -> None:
-        """Backward is over; `others` are buffers that the loop and modules hold besides."""
-        if len(self.storages) < 2:  # it has run through all that leads to the only output
-            return
+        """The step is over; `others` are buffers that the loop and modules hold besides."""
         trace = self.e.trace
         buffers = trace.buffers
         first, excluded = bisect_left(buffers.born, dict(trace.phases)["forward"]), {*others, *self.storages}

@@ -1,8 +1,8 @@
 """One step over a graph: forward, loss, backward, optimizer; or one inference. Gives the trace of its memory.
 
 The step that is run is the second one: optimizer state exists from its start, `zero_grad()` has set gradients to None,
-and what the training loop assigns in each step, the loss and the model's outputs (`engine.held_outputs`), is of the
-step before until it is assigned anew.
+and what the loop assigns in each step, the loss and the model's outputs (`engine.held_outputs`), is of the step before
+until it is assigned anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
 from staticmem.eager.trace import Trace
 from staticmem.engine import losses, optimizers
 from staticmem.engine.attributes import call_again, keep_after, kept_now
-from staticmem.engine.held_outputs import HeldOutputs, in_float32
+from staticmem.engine.held_outputs import BEFORE, HeldOutputs, in_float32
 from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
 from staticmem.engine.kept_history import KeptHistories, fill_place
 from staticmem.engine.notes import note_of_offloading, notes_of_selection, notes_of_step
@@ -123,9 +123,11 @@ class _Step:
         e.trace.begin("setup")
 
     def infer(self) -> StepResult:
-        """One inference."""
+        """One inference: a call of those after the first, whose result the loop holds until it has the next."""
         e = self.e
         self._place_model()
+        if self.scenario.outputs == HELD and self.graph.generated is None:  # generate() returns numbers of tokens
+            self.outputs = HeldOutputs(e, len(self.graph.outputs), BEFORE)
         e.trace.begin("forward")
         e.autocast = self.scenario.amp
         e.grad_enabled = self.graph.recorded is not None and self.graph.recorded.enables_grad
@@ -133,9 +135,13 @@ class _Step:
         generated = self.graph.generated
         steps = () if generated is None or generated.decode == len(self.graph.ops) else (generated.decode,)
         outputs = self.interpreter.forward(decode=steps)
+        if self.outputs is not None:
+            self.outputs.assign(outputs)
         e.trace.marks["forward_end"] = dict(e.trace.phases).get("decode", e.trace.ticks)
         self.interpreter.forget_outputs()
         e.release(e.autocast_owner)
+        if self.outputs is not None and e.grad_enabled:  # the code has enabled gradients: its results have a history
+            self.outputs.leave({t.storage.id for owner in self.interpreter.attributes.values() for t, _ in owner.held})
         return self._result(outputs, None, (), 0)
 
     def _compile(self, checkpoints: tuple[Region, ...]) -> tuple[Region, ...]:
@@ -196,7 +202,7 @@ class _Step:
             i.covered, i.unknown, i.unknown_bytes, e.choices = counted
         held = self.outputs.variable.held if self.outputs is not None else ()
         by_attributes = self.histories.fill(kept_now(i), [tensor for tensor, _ in held])
-        if self.outputs is not None:
+        if self.outputs is not None and len(self.outputs.storages) > 1:  # backward has run through the only one
             owners = (self.loss, e.of_graph, *i.attributes.values())
             self.outputs.leave(by_attributes.union(tensor.storage.id for owner in owners for tensor, _ in owner.held))
         if graph_before is not None:

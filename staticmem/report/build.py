@@ -12,6 +12,7 @@ from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.ir.record import record
 from staticmem.liveness import Lifetimes
+from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.liveness.why import module_of, module_of_op, reasons, short
 from staticmem.ops import lookup
 from staticmem.report.model import (
@@ -193,7 +194,7 @@ def _parameters(s: Sources) -> Parameters:
 
 def _phases(s: Sources) -> Phases:
     lifetimes = s.lifetimes
-    end = lifetimes.trace.marks["forward_end"]
+    end, added = lifetimes.trace.marks["forward_end"], added_by_held_outputs(lifetimes)
     peaks = {}
     for name, interval in lifetimes.phases.items():
         peaks[name] = PhasePeak(interval.nbytes, *_allocation(s, interval.buffer)[1:])
@@ -205,6 +206,7 @@ def _phases(s: Sources) -> Phases:
         backward=peaks.get("backward"),
         optimizer=peaks.get("optimizer") if s.scenario.optimizer is not None else None,
         decode=peaks.get("decode"),
+        first_call_bytes=None if s.scenario.training or not added else lifetimes.peak_bytes - added,
     )
 
 

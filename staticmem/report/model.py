@@ -261,6 +261,8 @@ class Phases:
     """`start_bytes` is alive before the step; `forward_end_bytes` when backward begins (or inference returns).
 
     Of `generate`, `forward` is the prefill, which ends with its token, and `decode` the last step after it.
+    `first_call_bytes` is the peak of the first call of an inference, before there is a result that the loop holds; null
+    where none is held.
     """
 
     start_bytes: int
@@ -270,6 +272,7 @@ class Phases:
     backward: PhasePeak | None
     optimizer: PhasePeak | None
     decode: PhasePeak | None = None
+    first_call_bytes: int | None = None
 
 
 @guarded(frozen=True, slots=True)

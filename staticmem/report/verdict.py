@@ -153,6 +153,8 @@ def phase_rows(phases: Phases) -> list[tuple[str, int, str, int | None]]:
     first = "forward" if phases.decode is None else "prefill"
     rows.append((f"{first}, peak", phases.forward.peak_bytes, place(phases.forward), None))
     rows.append((f"{first}, end", phases.forward_end_bytes, "", kept))
+    if phases.first_call_bytes is not None:
+        rows.append(("first call, peak", phases.first_call_bytes, "no result of a call before is held", None))
     later = (
         ("backward, peak", phases.backward), ("optimizer, peak", phases.optimizer),
         ("last step, peak", phases.decode),

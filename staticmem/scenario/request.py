@@ -349,6 +349,9 @@ class Request(Levers):
         if mode != "train" and optimizer is not None:
             notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: {kind} was asked for"))
             optimizer = None
+        if mode == GENERATE and self.outputs != OPTIONS["outputs"].default and self.preset is None:
+            text = f"--outputs {self.outputs} is not used: generate() returns the numbers of tokens, and no scores"
+            notes.append(Note("warning", "SM302", text))
         autocast = precision("amp", self.amp) in dtypes.HALVES
         if self.float32_outputs and self.preset is None and not (autocast and mode == "train"):
             text = "--float32-outputs is not used: it casts what a training step gets from autocast (--amp bf16)"
@@ -405,8 +408,9 @@ class Request(Levers):
             raise UsageError(
                 "--compile-mode needs --compile", "It is the mode of torch.compile.", "Add --compile.", "SM185"
             )
-        # levers of the training step do not apply to an inference
-        levers = {name: getattr(self, name) for name in LEVER_OPTIONS} if mode == "train" else {}
+        # of the levers of a training step only some apply to an inference
+        applying = [name for name, one in LEVER_OPTIONS.items() if mode == "train" or not one.training]
+        levers = {name: getattr(self, name) for name in applying}
         dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
         torch = release_of_step(REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version))
         sdpa = self._choice("sdpa")

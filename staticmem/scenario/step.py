@@ -59,7 +59,7 @@ FIRST, AFTER_FORWARD = "first", "after-forward"  # when zero_grad() of a step ru
 # pinned memory), or by torchtune's OffloadActivations (with or without streams)
 ON_GPU, PAGEABLE, PINNED, STREAMS, TORCHTUNE = "none", "save-on-cpu", "pinned", "torchtune", "torchtune-no-streams"
 OFFLOADS = (ON_GPU, PAGEABLE, PINNED, STREAMS, TORCHTUNE)
-HELD, DROPPED = "held", "dropped"  # what the training loop does with the model's outputs once it has the loss
+HELD, DROPPED = "held", "dropped"  # what the loop does with the model's outputs once it has the loss, or their use
 WHOLE = "all"  # for `compile`: the whole model
 DEFAULT_MODE = "default"  # of torch.compile
 # those with CUDA graphs (torch/_inductor/__init__.py, list_mode_options)
@@ -163,10 +163,11 @@ class Levers:
         True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what one would read",
     )
     outputs: str = option(
-        HELD, LEVERS, "choice", "WORD", "whether the training loop holds the model's outputs during backward",
-        choices=(HELD, DROPPED), example=DROPPED,
+        HELD, LEVERS, "choice", "WORD", "whether the loop holds the model's outputs until the next forward returns",
+        choices=(HELD, DROPPED), example=DROPPED, training=False,
         details="`held`: `outputs = model(x)` has them until the next step assigns it anew. `dropped`: nothing has "
-        "them once the loss is computed, as with trainers ([levers](levers.md#outputs-of-the-model))",
+        "them once the loss is computed, as with trainers, or in inference before the next call "
+        "([levers](levers.md#outputs-of-the-model))",
     )
     float32_outputs: bool = option(
         False, LEVERS, "switch", "", "outputs come back from autocast in float32, as from accelerate's prepare()",

@@ -90,12 +90,12 @@ def candidates(study: Study) -> Iterator[Lever]:
     if scenario.cuda_graphs:
         note = "their pool keeps what eager code could use between them"
         yield Lever("compiled code without CUDA graphs", {"compile_mode": DEFAULT_MODE}, SAME, note)
+    yield from _outputs(study)
     if scenario.training:
         yield from checkpoint_levers(study)
         yield from _offloading(study)
         yield from _in_place_norms(study)
         yield from _accumulation(study)
-        yield from _outputs(study)
         if scenario.zero_grad == AFTER_FORWARD and scenario.accumulate == 1:
             yield Lever("zero_grad() before the forward", {"zero_grad": FIRST}, SAME)
         yield from _losses(study)
@@ -174,8 +174,12 @@ def _outputs(study: Study) -> Iterator[Lever]:
     """Where it pays: logits of a classifier are less than a thousandth of most peaks."""
     lifetimes = study.lifetimes
     if study.scenario.outputs == HELD and added_by_held_outputs(lifetimes) > lifetimes.peak_bytes // 100:
-        note = "del outputs before backward(), or a function that returns the loss alone"
-        yield Lever("drop the outputs before backward", {"outputs": DROPPED}, SAME, note)
+        if study.scenario.training:
+            note = "del outputs before backward(), or a function that returns the loss alone"
+            yield Lever("drop the outputs before backward", {"outputs": DROPPED}, SAME, note)
+        else:
+            note = "del out at the end of the loop's body"
+            yield Lever("drop the outputs before the next call", {"outputs": DROPPED}, SAME, note)
 
 
 def _losses(study: Study) -> Iterator[Lever]:

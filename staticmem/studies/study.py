@@ -304,8 +304,8 @@ class Study:
             notes += _unknown_ops(result)
         if self.scenario.training and not result.trained:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
-        if self.scenario.training and self.scenario.outputs == HELD:
-            notes += _held_outputs(self.lifetimes)
+        if self.scenario.outputs == HELD:
+            notes += _held_outputs(self.lifetimes, self.scenario.training)
         open_code = result.graph.recorded is None and WHOLE not in self.scenario.compile
         if self.live_band is not None and open_code and not self.request.on_ranks:
             notes.insert(0, Note("assumption", "SM308", self._what_settles()))
@@ -419,7 +419,7 @@ def fingerprint(path: str) -> tuple[int, str | None]:
     return size, digest
 
 
-def _held_outputs(lifetimes: Lifetimes) -> list[Note]:
+def _held_outputs(lifetimes: Lifetimes, training: bool) -> list[Note]:
     """A note of the outputs that the loop holds, where they lift the peak."""
     added = added_by_held_outputs(lifetimes)
     if not added:
@@ -428,6 +428,11 @@ def _held_outputs(lifetimes: Lifetimes) -> list[Note]:
         f"the training loop holds the model's outputs during backward, which is {format_bytes(added)} of the peak "
         "(--outputs dropped: it does not)"
     )
+    if not training:
+        text = (
+            "the loop holds the outputs of the call before, out = model(x), until it has the next, which is "
+            f"{format_bytes(added)} of the peak (--outputs dropped: it does not, as the first call)"
+        )
     return [Note("assumption", "SM337", text)]
 
 

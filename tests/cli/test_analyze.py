@@ -145,7 +145,7 @@ def test_quiet_is_one_line_with_warnings_on_stderr(capsys: pytest.CaptureFixture
 
 def test_units(capsys: pytest.CaptureFixture[str]) -> None:
     last = [run(capsys, SEED, "-q", "--units", units)[1].split(" of ")[0] for units in ("binary", "decimal", "bytes")]
-    assert last == ["239.00 MiB", "250.61 MB", "250,609,152 B"]
+    assert last == ["297.28 MiB", "311.72 MB", "311,716,352 B"]
 
 
 def test_explain_peak_lists_everything_alive(capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,7 @@ def test_a_step_runs_both_plans() -> None:
 
 def test_inference_frees_what_nobody_returns() -> None:
     call = CompiledCall(0, 3, ("x", "w0", "wh"), ("y",), INFERENCE, None)
-    result = run(call, mode="infer", outputs="held")
+    result = run(call, mode="infer", outputs="dropped")
     assert events(result, "forward") == [("aten.mm.default", 4096), ("aten.mm.default", 2048), ("", -4096), ("", -2048)]
 
 

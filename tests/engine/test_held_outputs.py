@@ -10,7 +10,7 @@ from prepared import run_step
 from small_graphs import Builder
 
 from staticmem.allocators.from_trace import process_of_trace
-from staticmem.engine.held_outputs import HISTORY, OUTPUTS, PREVIOUS
+from staticmem.engine.held_outputs import BEFORE, HISTORY, OUTPUTS, PREVIOUS
 from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph
 from staticmem.liveness import liveness
@@ -132,3 +132,40 @@ def test_what_they_add_to_the_peak(name: str, words: dict[str, Any]) -> None:
     assert added_by_held_outputs(held) == held.peak_bytes - dropped.peak_bytes
     assert added_by_held_outputs(dropped) == 0
     assert OUTPUTS not in dropped.trace.holds.kinds
+
+
+def test_inference_in_a_loop_holds_the_result_of_the_call_before() -> None:
+    """`out = model(x)`: the result of before lives until the next forward has returned, and is none in the first."""
+    result = run(with_auxiliary(), mode="infer", optimizer=None)
+    trace, lifetimes = result.trace, liveness(result.trace)
+    old = [b for b in trace.buffers if b.name == BEFORE and b.nbytes]
+    assert [b.nbytes for b in old] == [SIZE, SIZE]
+    assert {trace.replaced_by[b.id] for b in old} == {(b.id,) for b in trace.buffers if b.name in ("main", "auxiliary")}
+    dropped = liveness(run(with_auxiliary(), mode="infer", optimizer=None, outputs="dropped").trace)
+    assert lifetimes.peak_bytes == dropped.peak_bytes + 2 * SIZE
+    assert added_by_held_outputs(lifetimes) == 2 * SIZE
+    found, left = (lifetimes.by_category(tick)["activation"] for tick in (old[-1].born, lifetimes.ticks - 1))
+    assert found == left == 2 * SIZE
+
+
+def test_the_first_call_of_a_process_holds_nothing() -> None:
+    """Its allocations are those of a single forward; from the second on there is a result of before."""
+    held, dropped = (run(chain(2), mode="infer", optimizer=None, outputs=word).trace for word in ("held", "dropped"))
+    most = []
+    for trace in (held, dropped):
+        process, now, peaks = process_of_trace(trace, steps=3), 0, []
+        starts = [mark.event for mark in process.marks if mark.phase == "forward"]
+        for number, call in enumerate(process.calls):
+            if number in starts:
+                peaks.append(0)
+            now += process.sizes[call] if call >= 0 else -process.sizes[~call]
+            if peaks:
+                peaks[-1] = max(peaks[-1], now)
+        most.append(peaks)
+    of_loop, alone = most
+    assert of_loop[0] == alone[0] == alone[1] == alone[2]
+    assert of_loop[1] == of_loop[2] == alone[0] + 64 * 8 * 4
+
+
+def test_an_input_that_inference_returns_takes_nothing_more() -> None:
+    assert added_by_held_outputs(liveness(run(with_input_and_view(), mode="infer", optimizer=None).trace)) == SIZE

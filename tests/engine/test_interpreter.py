@@ -18,7 +18,7 @@ X = Ref("x")
 
 
 def infer(graph: Graph) -> StepResult:
-    return run_step(graph, Scenario(), "last-use")
+    return run_step(graph, Scenario(outputs="dropped"), "last-use")
 
 
 def buffers(result: StepResult) -> dict[str, Buffer]:

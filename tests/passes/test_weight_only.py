@@ -36,7 +36,7 @@ def program(tied: bool, width: int, tokens: int, words: int = 1001) -> Any:
 
 
 def analyzed(quantize: str, tied: bool = False, width: int = 512, tokens: int = 700, **options: Any) -> Any:
-    options = {"mode": "infer", "dtype": "bf16", **options}
+    options = {"mode": "infer", "dtype": "bf16", "outputs": "dropped", **options}
     return staticmem.analyze(program(tied, width, tokens), quantize=quantize, **options)
 
 

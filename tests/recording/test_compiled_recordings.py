@@ -22,7 +22,7 @@ def step(name: str, amp: str | None = None, mode: str = "train") -> Study:
         x = torch.empty(sizes.get(name, (16, 64, 512)))
     words = {"optimizer": "adam", "loss": "mean", "outputs": "dropped", "compile": True, "amp": amp}
     if mode == "infer":
-        words = {"mode": mode, "compile": True, "amp": amp}
+        words = {"mode": mode, "outputs": "dropped", "compile": True, "amp": amp}
     return Study.open(model.train(mode == "train"), request_of(words), (x,))
 
 
@@ -33,8 +33,8 @@ def network_step(name: str, mode: str, amp: str | None) -> Study:
     model: Any = getattr(networks, name)()
     inputs = [torch.empty(model.sizes[0])]
     inputs += [torch.zeros(size, dtype=torch.int64) for size in model.sizes[1:]]
-    training = {"optimizer": "adam", "loss": "cross-entropy", "outputs": "dropped", "amp": amp}
-    words = {"compile": True, "mode": mode, **(training if mode == "train" else {})}
+    training = {"optimizer": "adam", "loss": "cross-entropy", "amp": amp}
+    words = {"compile": True, "mode": mode, "outputs": "dropped", **(training if mode == "train" else {})}
     return Study.open(model.train(mode == "train"), request_of(words), tuple(inputs))
 
 

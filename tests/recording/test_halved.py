@@ -117,7 +117,7 @@ def test_peaks_of_a_cast_module(cls: Any) -> None:
     model = RecordedModel("<m>", document_of(cls), "pt2")
     for batch in (24, 700):
         for optimizer in ("sgd", None):
-            options = {"optimizer": optimizer, "loss": "mean", "outputs": "dropped"} if optimizer else {}
+            options = {"outputs": "dropped", **({"optimizer": optimizer, "loss": "mean"} if optimizer else {})}
             for dtype in (
                 ("bf16", "fp16", None) if cls is not Named else ("bf16", None)
             ):  # CUDA's softmax casts float16 itself

@@ -86,7 +86,7 @@ def test_an_open_size_may_be_written_as_a_negative_one() -> None:
     """Some exporters do."""
     node = helper.make_node("Relu", ["x"], ["y"])
     made = model([node], [info("x", [-1, 4])], [info("y", [-1, 4])], [])
-    assert staticmem.analyze(made, batch=256).peak.live_bytes == 2 * 256 * 16
+    assert staticmem.analyze(made, batch=256).peak.live_bytes == 3 * 256 * 16
 
 
 @pytest.mark.parametrize("words", [[], ["--batch", "4"], ["--runtime", "onnxruntime"]])
@@ -179,11 +179,11 @@ def test_sizing_of_a_loop_over_the_batch(scan: str, capsys: pytest.CaptureFixtur
 
 
 def test_a_loop_over_the_batch_that_fills_the_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows of 64 MiB: the input, a row of each turn, and all of them joined are three for each sample."""
+    """Rows of 64 MiB: the input, a row of each turn, and all of them joined twice are four for each sample."""
     path = scan_of(1 << 24, tmp_path / "scan.onnx")
     assert main(["analyze", path, "--max-batch", "--gpu", "8GiB", "-f", "json"]) == 0
     found = json.loads(capsys.readouterr().out)["max_batch"]
-    assert 8 * 1024 // (3 * 64) - 8 < found["batch"] <= 8 * 1024 // (3 * 64)
+    assert 8 * 1024 // (4 * 64) - 8 < found["batch"] <= 8 * 1024 // (4 * 64)
     assert found["device_bytes"] <= 8 << 30 < found["next_device_bytes"]
 
 

@@ -139,6 +139,8 @@ class Steps:
         self.phase("forward")
         with torch.no_grad(), self._autocast():
             outputs = self.program.forward()
+            if self.scenario.outputs == HELD:
+                self.outputs = outputs
         self.phase("end")
         del outputs
 
