@@ -11,7 +11,7 @@ from staticmem.ops.registry import kinds_of
 from staticmem.passes.lost_gradients import is_of_layer
 from staticmem.scenario.losses import has_terms
 from staticmem.scenario.selection import Policy, never_seen
-from staticmem.scenario.step import PAGEABLE, PINNED, Scenario
+from staticmem.scenario.step import NONE_FROZEN, PAGEABLE, PINNED, Scenario
 from staticmem.units import format_bytes
 
 _FUSED = ("torch.nn.modules.activation.MultiheadAttention", "torch.nn.modules.transformer.TransformerEncoderLayer")
@@ -36,7 +36,7 @@ def notes_of_step(
     elif not scenario.training:
         yield from _of_fused_path(graph)
     elif graph.format == "onnx":
-        yield from _of_onnx(graph)
+        yield from _of_onnx(graph, scenario)
     for (what, why), count in sorted(choices.items()):
         yield Note("assumption", "SM340", f"{what}: {why} (as on an sm_90 GPU; --sdpa changes it)", count)
     if scenario.training:
@@ -97,7 +97,7 @@ def _of_unread(graph: Graph, training: bool) -> Iterator[Note]:
         yield Note("assumption", "SM332", f"{text}. If the code runs them, an export dropped it", len(unread))
 
 
-def _of_onnx(graph: Graph) -> Iterator[Note]:
+def _of_onnx(graph: Graph, scenario: Scenario) -> Iterator[Note]:
     """ONNX tells no parameters from buffers; it has no `requires_grad` and no `detach`, and files of the TorchScript
     exporter lack regions of `no_grad` too."""
     classes = any(frame.cls for stack in _stacks(graph) for frame in stack)  # the dynamo exporter writes them
@@ -109,13 +109,14 @@ def _of_onnx(graph: Graph) -> Iterator[Note]:
                 "are buffers, name them with --freeze: else their gradients and what leads to them are too much"
             )
             yield Note("assumption", "SM333", text, len(maybe))
-    if graph.parameters and all(p.trainable for p in graph.parameters):
+    if scenario.freeze != NONE_FROZEN and graph.parameters and all(p.trainable for p in graph.parameters):
         # classes that were told by the names of parts (SM268) are not in the file
         traced = not classes or any(note.code == "SM268" for note in graph.notes)
         stops = "no_grad() and detach() stop" if traced else "detach() stops"
         text = (
-            "all parameters are taken to be trained: an ONNX file does not say which are frozen (--freeze does), nor "
-            f"where {stops} gradients: the peak is too high then"
+            "all parameters are taken to be trained: an ONNX file does not say which are frozen (--freeze does, or "
+            f"--freeze none), nor where {stops} gradients: the peak is too high then, and its band begins where nearly "
+            "all are frozen"
         )
         yield Note("assumption", "SM334", text)
 

@@ -28,7 +28,7 @@ from staticmem.passes.frames.source_lines import is_checkpoint_function
 from staticmem.passes.frames.unseen_code import line_calling_function
 from staticmem.passes.hidden_checkpoints import hidden_checkpoints
 from staticmem.passes.module_spans import Call, by_parent, calls_of, region_of, selected
-from staticmem.scenario.step import SQRT, Scenario
+from staticmem.scenario.step import NO_CHECKPOINTS, SQRT, Scenario
 
 _CALL = re.compile(r"(?<!\w)(?:checkpoint|(?P<segments>checkpoint_sequential))\((?P<rest>.*)")
 _DECIDED = re.compile(r"(?<!\w)if\b.+\belse\b")  # an expression, of which one branch ran
@@ -87,11 +87,11 @@ def regions_of(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
     Raises:
         UsageError: a name that no module has, or no Sequential with that many modules.
     """
-    if not scenario.checkpoint and not scenario.checkpoint_segments:
+    if scenario.checkpoint in ((), NO_CHECKPOINTS) and not scenario.checkpoint_segments:
         return ()
     calls = calls_of(graph)
     regions: set[Region] = set()
-    if scenario.checkpoint:
+    if scenario.checkpoint not in ((), NO_CHECKPOINTS):
         chosen = selected(calls, scenario.checkpoint, "--checkpoint")
         asked = _groups(graph, chosen, scenario.checkpoint_every)
         regions.update(replace(region, saves=tuple(scenario.checkpoint_save)) for region in asked)

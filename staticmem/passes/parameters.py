@@ -17,6 +17,7 @@ from staticmem.ops.registry import in_place
 from staticmem.passes.layers import LINEAR, layers_of
 from staticmem.scenario.adapters import ALL_LINEAR
 from staticmem.scenario.low_rank import LowRank
+from staticmem.scenario.step import NONE_FROZEN
 
 # products of an input and a weight, among them losses that run the last linear layer (passes.head_losses)
 _LINEAR = ("aten::linear", "staticmem::linear_cross_entropy", "staticmem::fused_linear_cross_entropy")
@@ -111,7 +112,7 @@ def thaw(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     if not graph.parameters or any(p.trainable for p in graph.parameters):
         return graph, ()
     parameters = tuple(replace(p, trainable=p.value.dtype.is_differentiable) for p in graph.parameters)
-    text = "no parameter requires a gradient in the file: all are trained (--freeze says which are not)"
+    text = "no parameter requires a gradient in the file: all are trained (--freeze says which are not, or none)"
     return replace(graph, parameters=parameters), [Note("assumption", "SM315", text)]
 
 
@@ -119,8 +120,11 @@ def freeze(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     """The graph with `trainable` False where the pattern is found in a name of `Module.named_parameters()`.
 
     A parameter with several names (tied weights) has the first of them there: `asked.parameters` has the model's order.
+    `NONE_FROZEN` settles that all are trained where a file does not say so.
     """
     pattern = asked.freeze or ""
+    if pattern == NONE_FROZEN:
+        return graph, ()
     storages = {p.value.name: p.alias_of or p.value.name for p in graph.parameters}
     names = _tied(graph) if graph.format == "onnx" else {}
     for p in asked.parameters:

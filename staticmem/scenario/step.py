@@ -57,6 +57,8 @@ SQRT = "sqrt"
 FIRST, AFTER_FORWARD = "first", "after-forward"  # when zero_grad() of a step runs
 # where tensors that autograd saves are: on the GPU; on the CPU, by torch.autograd.graph.save_on_cpu (in pageable or in
 # pinned memory), or by torchtune's OffloadActivations (with or without streams)
+NONE_FROZEN = "none"  # for `freeze`: all parameters are trained, also where the file does not say it
+NO_CHECKPOINTS = ("none",)  # for `checkpoint`: nothing runs in one, also where the file does not say it
 ON_GPU, PAGEABLE, PINNED, STREAMS, TORCHTUNE = "none", "save-on-cpu", "pinned", "torchtune", "torchtune-no-streams"
 OFFLOADS = (ON_GPU, PAGEABLE, PINNED, STREAMS, TORCHTUNE)
 HELD, DROPPED = "held", "dropped"  # what the loop does with the model's outputs once it has the loss, or their use
@@ -83,7 +85,7 @@ class Levers:
 
     checkpoint: str | tuple[str, ...] = option(
         (), LEVERS, "names", "CLASS|PATH",
-        "modules that run under torch.utils.checkpoint, by class (Bottleneck) or path (layer1.*)",
+        "modules that run under torch.utils.checkpoint, by class (Bottleneck) or path (layer1.*); or none",
         example="[Bottleneck]",
         details="`use_reentrant=False`. The full name of a class does too; `*` stands for one part of a path",
     )
@@ -109,7 +111,7 @@ class Levers:
     )
     freeze: str | None = option(
         None, LEVERS, "text", "REGEX", "regular expression; parameters whose name contains a match are not trained",
-        example="'^(?!fc)'", details="`'^(?!fc)'`: all but `fc`",
+        example="'^(?!fc)'", details="`'^(?!fc)'`: all but `fc`; `none`: all are trained",
     )
     weight_decay: float = option(0.0, LEVERS, "factor", "W", "weight decay of the optimizer", example="0.01")
     nesterov: bool = option(False, LEVERS, "switch", "", "Nesterov momentum of sgd", owners=("sgd",))

@@ -19,6 +19,7 @@ from staticmem.report.model import Report
 from staticmem.report.settings import LIBRARIES, ZERO, Library, Modules, Run
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import OPTIONS, Request, as_flags, precision
+from staticmem.scenario.step import NO_CHECKPOINTS
 from staticmem.studies import Study
 from staticmem.studies.fit_options import Options
 from staticmem.units import MIB, format_bytes
@@ -75,7 +76,7 @@ def _settings(study: Study, request: Request, card: Gpu, name: str, config: bool
 
 def _checkpointed(graph: Graph, request: Request) -> Modules:
     """The modules that a request checkpoints one by one; none for groups and segments, which no text here sets."""
-    if not request.checkpoint or request.checkpoint_every > 1 or request.checkpoint_save:
+    if request.checkpoint in ((), NO_CHECKPOINTS) or request.checkpoint_every > 1 or request.checkpoint_save:
         return Modules()
     calls = selected(calls_of(graph), request.checkpoint, "--checkpoint")
     return _modules((call.path, call.cls) for call in calls)

@@ -2,9 +2,10 @@
 
 Each unknown has a least and a most: what ran in place (`passes.inplace`), which values variables hold
 (`passes.frames`), what custom functions, checkpoints and lost calls of `detach` do to autograd
-(`passes.custom_functions`), which dtypes code takes from tensors under autocast (`passes.open_dtypes`), and what an
-exporter stored or merged (`stored_tensors`). The step runs again with the least of all, and with the most of all. Ops
-without a rule widen the band of any file, one with a recording too.
+(`passes.custom_functions`), which dtypes code takes from tensors under autocast (`passes.open_dtypes`), what an
+exporter stored or merged (`stored_tensors`), and what is trained and checkpointed (`unsaid_training`). The step runs
+again with the least of all, and with the most of all. Ops without a rule widen the band of any file, one with a
+recording too.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from staticmem.scenario.step import AUTOTUNED, WHOLE
 from staticmem.studies.kept_tensors import moved_by_kept_tensors
 from staticmem.studies.steps import Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
+from staticmem.studies.unsaid_training import least_of_training
 
 PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
 OTHER_KERNELS: tuple[Kernels, ...] = ("apart", "fresh")  # of compiled code, where the expected ones are not sure
@@ -87,7 +89,7 @@ class LiveBand:
         graph, peak = self.graph, self.lifetimes.peak_bytes
         low, high = peak, peak
         if self._is_open:
-            peaks = [peak, *(step.peak_bytes for step in self._open_steps)]
+            peaks = [peak, *(step.peak_bytes for step in self._steps_besides)]
             low, high = min(peaks), max(peaks)
             less, more = moved_by_stored_tensors(graph, self.result.trace)
             kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
@@ -102,10 +104,16 @@ class LiveBand:
     @property
     def ends(self) -> tuple[Lifetimes, ...] | None:
         """The steps whose peaks, with the expected one, are the bounds; None where more than that moves them."""
-        steps = self._open_steps if self._is_open and len(self.graph.ops) <= BAND_LIMIT else ()
+        steps = self._steps_besides if self._is_open and len(self.graph.ops) <= BAND_LIMIT else ()
         peaks = [self.lifetimes.peak_bytes, *(step.peak_bytes for step in steps)]
         bounds = self.bounds or (self.lifetimes.peak_bytes,) * 2
         return steps if bounds == (min(peaks), max(peaks)) else None
+
+    @cached_property
+    def _steps_besides(self) -> tuple[Lifetimes, ...]:
+        """The steps that the band has besides the expected one."""
+        least = least_of_training(self.graph, self.scenario, self.lifetimes)
+        return self._open_steps if least is None else (*self._open_steps, least)
 
     @property
     def _is_open(self) -> bool:

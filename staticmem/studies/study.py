@@ -34,6 +34,7 @@ from staticmem.scenario.request import Request
 from staticmem.scenario.step import CAUSAL_LM, HEAD_LOSSES, HELD, OF_TRANSFORMERS, RUNS_PARTS, WHOLE, Scenario
 from staticmem.studies.position_tables import check_positions
 from staticmem.studies.steps import Step, step_of
+from staticmem.studies.unsaid_training import leaves_checkpoints_open
 from staticmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -309,6 +310,13 @@ class Study:
         open_code = result.graph.recorded is None and WHOLE not in self.scenario.compile
         if self.live_band is not None and open_code and not self.request.on_ranks:
             notes.insert(0, Note("assumption", "SM308", self._what_settles()))
+            if self.scenario.training and leaves_checkpoints_open(result.graph, self.scenario):
+                text = (
+                    "the file has no source lines, which would show what runs in checkpoints and in functions with a "
+                    "backward of their own: none is taken to, and the lower end of the band has everything in them "
+                    "(--checkpoint says which modules run in one, or none)"
+                )
+                notes.append(Note("assumption", "SM386", text))
             if has_unseen_code(result.graph):
                 text = "the file does not show all of the model's code, so which values variables keep alive is assumed"
                 notes.append(Note("assumption", "SM306", text))

@@ -52,7 +52,7 @@ def test_a_peak_that_nothing_open_moves_takes_one_run(name: str, monkeypatch: py
         return run_step(graph, scenario, policy)
 
     monkeypatch.setattr(module, "run_step", counted)
-    study = study_of(name, batch=8, optimizer="adam")
+    study = study_of(name, batch=8, optimizer="adam", freeze="none", checkpoint="none")
     module.kept_steps.clear()
     assert study.live_band is None
     assert runs == ["expected"]

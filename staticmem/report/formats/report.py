@@ -122,12 +122,26 @@ def _categories(text: Text, report: Report) -> None:
     text.lines.append(f"  {'total':<15}  {total:>{wide}}  {plural(peak.tensors, 'tensor')}")
     band = peak.bands["live"]
     if band.low < band.high:
-        compiled = WHOLE in report.scenario.compile or report.scenario.parallel is not None  # nothing else is open then
-        by = "the compiled code of some ops" if compiled else "what the code keeps in variables"
-        if report.scenario.expert_parallel is not None:
-            by = "the tokens that go to a rank's experts"
-        between = f"between {size(band.low)} and {size(band.high)}, by {by}"
+        between = f"between {size(band.low)} and {size(band.high)}, by {_left_open(report)}"
         text.lines.append(f"  {'band':<15}  {between}")
+
+
+_FROZEN = frozenset(("SM315", "SM334"))  # notes of what a file does not say of training
+_RECOMPUTED = "SM386"
+
+
+def _left_open(report: Report) -> str:
+    """What moves the peak within its band, in a few words."""
+    scenario, codes = report.scenario, {note.code for note in report.assumptions}
+    if scenario.expert_parallel is not None:
+        return "the tokens that go to a rank's experts"
+    if WHOLE in scenario.compile or scenario.parallel is not None:  # nothing else is open then
+        return "the compiled code of some ops"
+    if not _FROZEN.isdisjoint(codes):
+        return "what is frozen (--freeze)"
+    if _RECOMPUTED in codes:
+        return "what runs in checkpoints, which the file does not show"
+    return "what the code keeps in variables"
 
 
 def _device(text: Text, report: Report) -> None:
