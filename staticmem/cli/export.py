@@ -12,7 +12,7 @@ from staticmem.cli.flags import add_verb, one_of
 from staticmem.cli.output import add_debug, check_target, say, write_atomically
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.frontends.architectures import OPTIONS, Architecture, architecture_of
-from staticmem.recording import EXPORTERS
+from staticmem.recording import EXPORTERS, NEITHER, NO_GRAPH
 
 DESCRIPTION = """\
 Builds a model from your code on the meta device, where weights have no bytes, and exports it in training mode for
@@ -98,16 +98,21 @@ def _of_code(kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
     module.train(not args.eval)
     request = ExportRequest(module, inputs, kind, args.exporter, not args.eval, args.stack_traces, loss)
     try:
-        return exported(request)
+        data, lines = exported(request)
     except ModelFileError as error:
-        error.hint = _advice(f"{error.what} {error.why}", args.device, request.exporter) or error.hint
+        if NEITHER in error.why:
+            error.hint = _advice(error.why, args.device, request.exporter) or error.hint
         raise
+    if args.device == "meta":
+        lines = [f"{line} --device cpu may make it." if line.startswith(NO_GRAPH) else line for line in lines]
+    return data, lines
 
 
 def _advice(message: str, device: str, exporter: str) -> str | None:
-    """What to do where an export failed because the code reads values of tensors."""
-    if device == "meta" and (exporter == "torchscript" or re.search(r"\bmeta\b", message)):
+    """What to do where neither graph nor recording could be made; None: the error's own hint says it."""
+    reads = re.search(r"data-dependent|DataDependent|\.numpy\(\)|\.item\(\)", message)
+    if device == "meta" and (exporter == "torchscript" or not reads):
         return "On the meta device tensors have no values, and all have to be there: try --device cpu."
-    if re.search(r"data-dependent|DataDependent|\.numpy\(\)|\.item\(\)", message):
+    if reads:
         return "The code reads values, which torch.export never has: try --exporter torchscript --device cpu."
     return None

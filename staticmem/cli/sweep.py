@@ -11,6 +11,7 @@ from staticmem.cli import settings
 from staticmem.cli.flags import add_max_dim, add_scenario, add_verb, asked_largest, one_of, positive
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import StaticmemError, UsageError, closest
+from staticmem.frontends.architectures import model_name
 from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _broken(outcome: Check) -> StaticmemError:
     errors = {(o.model, o.configuration): o.error for o in outcome.outcomes if o.error is not None}
     (model, name), first = next(iter(errors.items()))
     what = f"{len(errors)} configuration{'s' if len(errors) > 1 else ''} could not be analysed"
-    why = f"{os.path.basename(model)}, {name}: {first.what}. {first.why}"
+    why = f"{model_name(model)}, {name}: {first.what}. {first.why}"
     return StaticmemError(what, why, first.hint, first.code)
 
 

@@ -102,6 +102,16 @@ def architecture_of(given: str) -> Architecture | None:
     return Architecture(package, name, given, options)
 
 
+def model_name(path: str) -> str:
+    """What a model is called in reports: its file, or the folder of a config, as all configs have one name."""
+    folder, name = os.path.split(path)
+    if name != CONFIG:
+        return name
+    if not folder and os.path.isfile(path):
+        folder = os.getcwd()
+    return os.path.basename(folder) or name
+
+
 def whole(given: str) -> str:
     """The same with its path from the root, for processes in other folders."""
     package, colon, rest = given.partition(":")

@@ -1,7 +1,7 @@
 """Recordings in model files: where a format keeps one, and whether it is of the graph that the file has.
 
 - `.onnx`: a metadata property of the ModelProto, packed and in base64.
-- `.pt2`: an extra file, the same.
+- `.pt2`: an extra file, the same. Where the code can be recorded and not exported, the archive has nothing else.
 
 A recording has a fingerprint of the graph beside which it was written. A tool that changes the graph and keeps the
 metadata (an optimiser, a quantiser) leaves a recording of another graph, which is not used.
@@ -19,6 +19,7 @@ from staticmem.frontends import traced_sizes
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.graph import Note
 
+NO_GRAPH = b""  # the JSON of the graph of an archive that has none
 ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # the same bytes at every export
 
 
@@ -72,7 +73,8 @@ def of_proto(proto: Any, path: str) -> tuple[RecordedModel | None, bool]:
 
 
 def of_archive(archive: zipfile.ZipFile, graph: bytes, path: str) -> tuple[RecordedModel | None, bool]:
-    """The same of an archive; `graph` is the JSON of its graph. Second: there is a recording of another graph."""
+    """The same of an archive; `graph` is the JSON of its graph, NO_GRAPH where it has none. Second: there is a
+    recording of another graph."""
     for info in archive.infolist():
         if info.filename.endswith(f"/extra/{written.MEMBER}"):
             if info.file_size > written.MAX_PACKED:
@@ -106,6 +108,22 @@ def into_archive(data: bytes, document: dict[str, Any]) -> bytes:
             info = zipfile.ZipInfo(name, ZIP_DATE)
             info.compress_type = source.getinfo(name).compress_type if name in names else zipfile.ZIP_DEFLATED
             content = source.read(name) if name in names else written.to_text(written.pack(document)).encode()
+            target.writestr(info, content, compresslevel=9)
+    return packed.getvalue()
+
+
+def archive_of(document: dict[str, Any]) -> bytes:
+    """The bytes of an archive that has a recording and no graph."""
+    document["graph"] = fingerprint_of_json(NO_GRAPH)
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as target:
+        members = {
+            "archive_format": b"pt2",
+            f"extra/{written.MEMBER}": written.to_text(written.pack(document)).encode(),
+        }
+        for name, content in members.items():
+            info = zipfile.ZipInfo(f"model/{name}", ZIP_DATE)
+            info.compress_type = zipfile.ZIP_DEFLATED
             target.writestr(info, content, compresslevel=9)
     return packed.getvalue()
 

@@ -17,7 +17,7 @@ from typing import Any
 from staticmem import files
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields, recent
-from staticmem.frontends.carried import STALE, of_archive
+from staticmem.frontends.carried import NO_GRAPH, STALE, of_archive
 from staticmem.frontends.export_storages import CONFIGS, sizes, tied_names
 from staticmem.frontends.output_names import of_treespec
 from staticmem.frontends.recorded import RecordedModel
@@ -43,13 +43,13 @@ def read_archive(path: str, keep: bool = False, recordings: bool = True) -> Expo
     stamp = files.stamp(path) if keep else None
     try:
         with zipfile.ZipFile(path) as archive:
-            name = _model_member(archive, path)
+            name = _model_member(archive, path, recordings)
             key = _key(archive, name, path) if keep else None
             cached = recent.models.get(key) if key is not None else None
             if isinstance(cached, ExportedArchive | RecordedModel):
                 recent.note(path, stamp, key)
                 return cached
-            text = _read_json(archive, name, path)
+            text = _read_json(archive, name, path) if name else NO_GRAPH
             recorded, stale = of_archive(archive, text, path) if recordings else (None, False)
             if recorded is not None:
                 if key is not None:
@@ -57,6 +57,8 @@ def read_archive(path: str, keep: bool = False, recordings: bool = True) -> Expo
                     recent.models.put(key, recorded)
                     recent.note(path, stamp, key)
                 return recorded
+            if not name:
+                raise _without_graph(path)
             document = _parsed(text, name, path)
             tied = tied_names(archive)
             traced = sizes(archive, path)
@@ -122,10 +124,24 @@ def malformed(path: str, error: Exception) -> ModelFileError:
     )
 
 
-def _model_member(archive: zipfile.ZipFile, path: str) -> str:
+def _without_graph(path: str) -> ModelFileError:
+    return ModelFileError(
+        f"{path} has a recording of the code and no graph",
+        "PyTorch could not export the graph when the file was written, and this needs it.",
+        "'staticmem analyze' and all that predicts read the recording; for the graph export the model again.",
+        code="SM105",
+    )
+
+
+def _model_member(archive: zipfile.ZipFile, path: str, recordings: bool) -> str:
+    """The member that has the graph; "" where there is a recording alone, and `recordings` are asked for."""
     names = [n for n in archive.namelist() if n.endswith(".json") and ("/models/" in n or n.startswith("models/"))]
     if names:
         return sorted(names)[0]
+    if any(n.endswith(f"/extra/{MEMBER}") for n in archive.namelist()):
+        if recordings:
+            return ""
+        raise _without_graph(path)
     if any(n.endswith("data.pkl") for n in archive.namelist()):
         raise ModelFileError(
             f"{path} holds a pickle, not an exported graph",

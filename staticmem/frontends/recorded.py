@@ -32,7 +32,7 @@ from staticmem.ir.graph import (
     Region,
     Value,
 )  # fmt: skip
-from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, check_conditions
+from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, check_conditions, export_command
 
 _HALVES = {dtype.name: dtype for dtype in dtypes.HALVES}
 _MODES = [(training, amp) for training in (True, False) for amp in (None, *_HALVES)]
@@ -40,6 +40,7 @@ _NUMBER = re.compile("-?[0-9]{1,12}")
 _MOST = 1 << 21  # values of a program, and items of the functions that it calls: more than those of 100,000 ops
 _DEEPEST = 1000  # module calls within each other: Python's limit of calls is reached before
 _LONGEST = 4096  # characters of a path of modules
+_LONGEST_WORD = 100  # characters of the op in the names of its results
 
 
 class RecordedModel:
@@ -90,6 +91,13 @@ class RecordedModel:
         return fields.text(size)
 
 
+def _fixed(model: RecordedModel, axis: str) -> str:
+    """An axis, such as `x[0]`, with the size that it was recorded with."""
+    name, _, index = axis.removesuffix("]").rpartition("[")
+    shape = next((spec.shape for spec in model.inputs if spec.name == name), None)
+    return f"{axis} = {shape[int(index)]}" if shape else axis
+
+
 def decode(model: RecordedModel, binding: Binding) -> Graph:
     """The graph of training at these sizes; its `programs` have those of the other modes.
 
@@ -98,10 +106,11 @@ def decode(model: RecordedModel, binding: Binding) -> Graph:
         DimensionError: a size is not a number here, or is one that the code fixed.
     """
     if binding.rebound:
+        fixed = ", ".join(_fixed(model, axis) for axis in binding.rebound)
         raise DimensionError(
-            f"the code fixed {', '.join(binding.rebound)}, and was recorded at another size",
+            f"the code fixed {fixed}, and another size is asked for",
             "It runs a loop that often, or makes a number of the size, so that other ops run at others.",
-            "Record the model again with example inputs of the sizes that you want.",
+            f"Record it at this size: {export_command(model, binding.shapes)}",
             code="SM115",
         )
     programs = _Programs(model, binding)
@@ -120,7 +129,7 @@ class _Programs:
 
     def of(self, training: bool, amp: DType | None, dtype: DType | None = None) -> Graph:
         if training:
-            check_conditions(self.model, self.model.training_sizes, self.binding.symbols)
+            check_conditions(self.model, self.model.training_sizes, self.binding.symbols, self.binding.shapes)
         plain = amp is None and dtype not in dtypes.HALVES
         return self.training if training and plain else self.decoded(training, amp, dtype)
 
@@ -178,6 +187,8 @@ class _Program:
         self.calls = 0
         self.functions: dict[str, CustomFunction] = {}
         self.names: list[str] = []  # of the values that there are
+        self.taken: set[str] = set()  # all names that there are or were
+        self.numbers: dict[str, int] = {}  # the last number of each name that has been given, as torch.fx counts them
         self.own = 0  # how many of them the model owns
         self.last = {written.PARAMETER: 0, written.BUFFER: 0}  # values named last
         self.ended: Mapping[str, int] = {}  # values that Python has let go of
@@ -191,6 +202,7 @@ class _Program:
         parameters = self.owned(fields.items(document["parameters"]), "p:", True)
         buffers = self.owned(fields.items(document["buffers"]), "b:", False)
         self.own = len(self.names)
+        self.taken.update(self.names)
         kept = self.kept(fields.items(program.get("kept", [])))
         last_held: dict[str, int] = {}
         self.ended = last_held
@@ -246,19 +258,28 @@ class _Program:
         kept: list[tuple[Value, str]] = []
         for dtype, shape, *rest in rows:
             (base,) = _filled(rest, (-1,))
-            (name,) = self.new(1)
+            (name,) = self.new("kept", 1)
             of = self.names[fields.size(base)] if fields.integer(base) >= 0 else ""
             kept.append((Value(name, _dtype(dtype), self.shape(shape)), of))
         return tuple(kept)
 
-    def new(self, results: Any) -> tuple[str, ...]:
+    def fresh(self, word: str) -> str:
+        """A name that nothing has: `conv2d`, `conv2d_1`, as the graphs of torch.export have them."""
+        name = word
+        while name in self.taken:
+            number = self.numbers[word] = self.numbers.get(word, 0) + 1
+            name = f"{word}_{number}"
+        self.taken.add(name)
+        return name
+
+    def new(self, word: str, results: Any) -> tuple[str, ...]:
         """Names of the results of an op: of as many values, or "" where a result is none."""
         are_values = fields.items(results) if isinstance(results, list) else [True] * min(fields.size(results), _MOST)
         if len(self.names) + len(are_values) > _MOST:
             raise ValueError(f"it has more than {_MOST:,} values")
         names = []
         for is_value in are_values:
-            names.append(f"v{len(self.names)}" if fields.boolean(is_value) else "")
+            names.append(self.fresh(word) if fields.boolean(is_value) else "")
             if is_value:
                 self.names.append(names[-1])
         return tuple(names)
@@ -340,18 +361,20 @@ class _Program:
             released, results, flags, kwargs = _filled(rest[:4], written.USUAL_OP)
             target = self.targets[fields.size(index)]
             stack += fields.integer(step)
-            name = f"{target.rpartition('::')[2].partition('.')[0]}_{number}"
+            word = target.rpartition("::")[2].partition(".")[0][:_LONGEST_WORD] or "op"
+            name = f"{word}_{number}"
             read: tuple[Arg, ...]
             if target == written.FUNCTION:
                 function = self.function(fields.items(args), stack)
                 cls = function.name.rpartition(".")[2]
+                word = cls[:_LONGEST_WORD] or "function"
                 name, target = f"{cls}_{number}", f"{target}.{cls}"
                 self.functions[name] = function
                 read = tuple(Ref(v) for v in (*function.inputs, *function.results) if v)
             else:
                 read = tuple([self.arg(a) for a in fields.items(args)])
             named = {fields.text(k): self.arg(v) for k, v in kwargs.items()} if kwargs else NO_KWARGS
-            names = self.new(results)
+            names = self.new(word, results)
             for shapes in rest[4:]:
                 for output, (dtype, shape) in zip(names, fields.items(shapes), strict=False):
                     self.values[output] = Value(output, _dtype(dtype), self.shape(shape))
@@ -438,7 +461,7 @@ class _Program:
         )
         if "backward" not in row:
             return CustomFunction(name, inputs, results, saved, attributes, None, (), ())
-        incoming = self.new([bool(r) for r in results])
+        incoming = self.new("gradient", [bool(r) for r in results])
         last_held: dict[str, int] = {}
         self.release(row["released_before"], -1, last_held)
         outer, self.functions, ended, self.ended = self.functions, {}, self.ended, {}

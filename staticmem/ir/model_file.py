@@ -7,7 +7,7 @@ called `input[axis]`, so that `--dim 'x[2]=224'` can give it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Protocol
 
@@ -205,15 +205,27 @@ def resolve(
             raise DimensionError(
                 f"dimension '{name}' cannot be {size}",
                 f"The export allows {low} to {high}.",
-                "Choose a size in that range, or export again with a wider one.",
+                f"Choose a size in that range, or export at this one: {export_command(model, shapes)}",
                 code="SM115",
             )
-    check_conditions(model, model.sizes, symbols)
+    check_conditions(model, model.sizes, symbols, shapes)
     return Binding(symbols, shapes, tuple(rebound))
 
 
-def check_conditions(model: ModelFile, sizes: TracedSizes, symbols: Mapping[str, int]) -> None:
-    """Raises DimensionError for sizes at which the model's code would not take the way that was traced."""
+def export_command(model: ModelFile, shapes: Mapping[str, Sequence[int]]) -> str:
+    """The command that exports the code of a model with inputs of these shapes."""
+    inputs = []
+    for spec in model.inputs:
+        dtype = "" if spec.dtype.name == "float32" else f":{spec.dtype.name}"
+        inputs.append(f"--input {'x'.join(map(str, shapes[spec.name]))}{dtype}")
+    return f"staticmem export MODULE:FACTORY {' '.join(inputs)} -o FILE"
+
+
+def check_conditions(
+    model: ModelFile, sizes: TracedSizes, symbols: Mapping[str, int], shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Raises DimensionError for sizes, and `shapes` of the inputs, at which the model's code would not take the way
+    that was traced."""
     condition = sizes.refusal(symbols)
     if condition is None:
         return
@@ -223,7 +235,7 @@ def check_conditions(model: ModelFile, sizes: TracedSizes, symbols: Mapping[str,
     raise DimensionError(
         "the model's code takes another way at these sizes",
         f"It was traced where {condition[:300]} holds.",
-        "Choose sizes for which it holds, or export again with example inputs of the sizes that you want.",
+        f"Choose sizes for which it holds, or export at these: {export_command(model, shapes)}",
         code="SM115",
     )
 

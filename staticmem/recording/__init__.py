@@ -8,8 +8,15 @@ from staticmem.errors import StaticmemError
 
 EXPORTERS = ("dynamo", "torchscript")  # of .onnx: torch.onnx.export with dynamo=True, and with dynamo=False
 NOT_RECORDED = "Without a recording of the code"  # how the line begins that tells of an export without one
+NO_GRAPH = "Without a graph for other tools"  # the same of one that has the recording alone
+NEITHER = "Its code cannot be recorded either"  # how the error begins to say so of what cannot be exported
 
 
 def not_recorded(error: StaticmemError) -> str:
     """The line for the user of an export whose recording failed."""
     return f"{NOT_RECORDED}: {error.what}. {error.why}"
+
+
+def no_graph(error: StaticmemError) -> str:
+    """The line for the user of an export that has the recording alone."""
+    return f"{NO_GRAPH}: {error.what}. {error.why.rstrip('.')}."

@@ -28,8 +28,9 @@ from staticmem.frontends import recording_format as written
 from staticmem.frontends.architectures import Architecture, read_config
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.model_file import ModelFile
-from staticmem.recording import not_recorded
-from staticmem.recording.attach import with_recording
+from staticmem.recording import no_graph, not_recorded
+from staticmem.recording.attach import alone, with_recording
+from staticmem.recording.told import both_lines, lines_of
 
 TIMEOUT = 600.0  # seconds: the graph of 80 layers takes some 30 on a slow core, its recording as much
 MEMORY = 12 << 30  # bytes that the process may have; one for 80 layers takes 1 GiB
@@ -75,7 +76,7 @@ class BuiltModel(RecordedModel):
     def at(self, asked: Mapping[str, int], training: bool) -> ModelFile:
         """The recording that holds at the sizes `asked` (the rest as in the example): this one, another, or a new one
         with them as its example."""
-        sizes = {**self.sizes.example, **asked}
+        sizes = {**self.sizes.example, **{name: size for name, size in asked.items() if name in self.symbols}}
         for one in (self, *self.others):
             if one.holds(sizes, training):
                 return one
@@ -110,14 +111,18 @@ def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[b
         recording = beside.submit(_document, architecture, None)
         path = os.path.join(folder, f"model{kind}")
         job = {**_job(architecture, None), "kind": kind, "train": train, "file": path}
-        answer = _run(job, folder, architecture)
+        try:
+            answer = _run(job, folder, architecture)
+        except RunError as error:
+            document = recording.result()
+            return alone(document, kind, error), [*lines_of(document), no_graph(error)]
         with open(path, "rb") as file:
             data, lines = file.read(), [str(line) for line in answer["lines"]]
         try:
             document = recording.result()
         except RunError as error:
             return data, [*lines, not_recorded(error)]
-    return with_recording(data, kind, document), lines
+    return with_recording(data, kind, document), both_lines(lines_of(document), lines)
 
 
 def _document(architecture: Architecture, sizes: Mapping[str, int] | None) -> Any:

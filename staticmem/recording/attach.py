@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from staticmem.errors import StaticmemError
 from staticmem.frontends import carried
 
 
@@ -20,3 +21,15 @@ def with_recording(data: bytes, kind: str, document: dict[str, Any]) -> bytes:
     proto.ParseFromString(data)
     carried.into_proto(proto, document)
     return bytes(proto.SerializeToString(deterministic=True))
+
+
+def alone(document: dict[str, Any], kind: str, error: StaticmemError) -> bytes:
+    """The bytes of a file that has a recording and no graph.
+
+    Raises:
+        StaticmemError: `error`, which says why there is no graph, for a format that cannot be without.
+    """
+    if kind != ".pt2":
+        error.hint = "An .onnx is its graph. 'staticmem analyze' needs none: write the recording with -o model.pt2."
+        raise error
+    return carried.archive_of(document)

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from staticmem.errors import ModelFileError, UsageError
+from staticmem.errors import ModelFileError, StaticmemError, UsageError
 from staticmem.frontends import traced_sizes
 from staticmem.ir.model_file import TracedSizes
-from staticmem.recording import EXPORTERS, NOT_RECORDED, not_recorded, tracing, writing
-from staticmem.recording.attach import with_recording
+from staticmem.recording import EXPORTERS, NEITHER, NO_GRAPH, NOT_RECORDED, no_graph, not_recorded, tracing, writing
+from staticmem.recording.attach import alone, with_recording
 from staticmem.recording.record import record
+from staticmem.recording.told import both_lines, lines_of
 
 
 @dataclass(frozen=True)
@@ -59,40 +60,86 @@ def export(
         raise UsageError(what, why, "Example: staticmem.export(model, inputs, 'model.pt2')", "SM141")
     data, lines = exported(ExportRequest(module, tuple(inputs), kind, exporter, module.training, False, loss))
     for line in lines:
-        if line.startswith(NOT_RECORDED):
+        if line.startswith((NOT_RECORDED, NO_GRAPH)):
             warnings.warn(line, stacklevel=2)
     with open(path, "wb") as file:
         file.write(data)
 
 
 def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
-    """The bytes of the file, and lines that tell the user of its sizes and of a recording that could not be made.
+    """The bytes of the file, and lines that tell the user of its sizes and of what could not be made.
+
+    A `.pt2` may have the recording alone, which is what `analyze` reads.
+
+    Raises:
+        ModelFileError: neither can be made, or no graph for an `.onnx`; the message is PyTorch's.
+    """
+    document: dict[str, Any] | None = None
+    unrecorded: ModelFileError | None = None
+    try:  # first: an export that fails may leave its tensors in the module
+        document = record(request.module, request.inputs, request.kwargs, request.loss, axes=request.axes)
+    except ModelFileError as error:
+        unrecorded = error
+    try:
+        data, lines = graph_file(request)
+    except ModelFileError as error:
+        if document is None:
+            error.why += f". {NEITHER}: {unrecorded.why}" if unrecorded is not None else ""
+            error.hint = "Its forward has to run on tensors without data: a branch must not depend on their contents."
+            raise
+        return alone(document, request.kind, error), [*lines_of(document, _axes_of_tensors(request)), no_graph(error)]
+    if document is None:
+        assert unrecorded is not None
+        return data, [*lines, not_recorded(unrecorded)]
+    own = lines_of(document, _axes_of_tensors(request))
+    return with_recording(data, request.kind, document), both_lines(own, lines)
+
+
+def _axes_of(request: ExportRequest) -> Sequence[tracing.Axes]:
+    return request.axes if request.axes is not None else tracing.open_axes(request.inputs, request.kwargs)
+
+
+def _axes_of_tensors(request: ExportRequest) -> list[tracing.Axes]:
+    """The axes of those leaves of the inputs that are tensors."""
+    leaves = tracing.leaves_of(request.inputs, request.kwargs)
+    return [names for leaf, names in zip(leaves, _axes_of(request), strict=True) if hasattr(leaf, "shape")]
+
+
+def graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
+    """The bytes of the file without a recording, and lines that tell the user of its sizes.
 
     Raises:
         ModelFileError: it cannot be exported; the message is PyTorch's.
     """
-    data, lines = graph_file(request)
-    try:
-        document = record(request.module, request.inputs, request.kwargs, request.loss, axes=request.axes)
-    except ModelFileError as error:
-        return data, [*lines, not_recorded(error)]
-    return with_recording(data, request.kind, document), lines
-
-
-def graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
-    """The bytes of the file without a recording, and lines that tell the user of its sizes."""
     if request.kind == ".onnx" and request.exporter == "torchscript":
         return _scripted(request)
-    module, inputs = request.module, request.inputs
-    traced = tracing.trace(
-        module, inputs, request.kwargs, as_given=False, axes=request.axes, stack_traces=request.stack_traces
-    )
-    lines = [f"Open sizes: {', '.join(traced.open) or 'none'}"]
-    if traced.fixed:
-        lines.append(f"Fixed by the code: {', '.join(traced.fixed)}")
-    write = writing.pt2_bytes if request.kind == ".pt2" else writing.onnx_bytes
+    last: ModelFileError | None = None
+    for rung in tracing.attempts(_axes_of(request)):  # the format may lack what the code computes of open sizes
+        traced = tracing.trace(
+            request.module, request.inputs, request.kwargs, as_given=False, axes=rung, stack_traces=request.stack_traces
+        )
+        lines = [f"Open sizes: {', '.join(traced.open) or 'none'}"]
+        if traced.fixed:
+            lines.append(f"Fixed by the code: {', '.join(traced.fixed)}")
+        try:
+            return _written(request, traced), lines
+        except ModelFileError as error:
+            last = error
+    assert last is not None
+    raise last
+
+
+def _written(request: ExportRequest, traced: tracing.Trace) -> bytes:
+    is_archive = request.kind == ".pt2"
+    write = writing.pt2_bytes if is_archive else writing.onnx_bytes
     extra = {traced_sizes.NAME: traced_sizes.write(traced.sizes)}
-    return write(traced.program, stack_traces=request.stack_traces, extra=extra), lines
+    try:
+        return write(traced.program, stack_traces=request.stack_traces, extra=extra)
+    except StaticmemError:
+        raise
+    except Exception as error:
+        exporter = "torch.export.save" if is_archive else "torch.onnx.export"
+        raise tracing.failed(request.module, error, exporter) from error
 
 
 def _scripted(request: ExportRequest) -> tuple[bytes, list[str]]:

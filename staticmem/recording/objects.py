@@ -11,12 +11,13 @@ import copy
 import inspect
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.files import temporary_folder
 from staticmem.frontends import traced_sizes
+from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.graph import Note
 from staticmem.recording.tracing import failed, trace
 
@@ -120,10 +121,8 @@ def _recorded_inputs(module: Any) -> tuple[Any, ...]:
 
 def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
     """A recording of the module; where its code cannot run on fake tensors, the graph of torch.export, with a note."""
-    from staticmem.frontends.recorded import RecordedModel
     from staticmem.recording.record import record
 
-    label = f"<{type(module).__name__}>"
     try:
         document = record(module, args, as_given=True)
     except ModelFileError as error:
@@ -132,7 +131,59 @@ def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
         text = f"the code could not be recorded, and the graph of torch.export was taken in its place. {error.why}"
         archive.notes = (Note("warning", "SM336", text),)
         return archive
-    return RecordedModel(label, document, "pt2")
+    return ModuleModel(module, args, document)
+
+
+class ModuleModel(RecordedModel):
+    """The recording of a module in memory, which is recorded again at sizes at which its code takes another way."""
+
+    def __init__(
+        self, module: Any, args: tuple[Any, ...], document: Any, others: list[ModuleModel] | None = None
+    ) -> None:
+        super().__init__(f"<{type(module).__name__}>", document, "pt2")
+        self.module, self.args = module, args
+        self.others = [] if others is None else others  # all recordings of this module, in order
+        self.others.append(self)
+
+    def at(self, asked: Mapping[str, int], training: bool) -> ModelFile:
+        """The recording that holds at the sizes `asked` (of fixed axes by `input[axis]`; the rest as in the example):
+        this one, another, or a new one. This one too, where the code does not run with those."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        from staticmem.recording.record import record
+
+        leaves, spec = pytree.tree_flatten(self.args)
+        tensors = [at for at, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        shapes = []
+        for one, at in zip(self.inputs, tensors, strict=True):
+            names = [dim if isinstance(dim, str) else f"{one.name}[{axis}]" for axis, dim in enumerate(one.shape or ())]
+            shapes.append([asked.get(n, int(own)) for n, own in zip(names, leaves[at].shape, strict=True)])
+        for model in (self, *self.others):
+            if model.holds(shapes, training):
+                return model
+        for at, shape in zip(tensors, shapes, strict=True):
+            leaves[at] = torch.empty(shape, dtype=leaves[at].dtype, device="meta")
+        args = pytree.tree_unflatten(leaves, spec)
+        try:
+            document = record(self.module, args, as_given=True)
+        except ModelFileError:
+            return self
+        return ModuleModel(self.module, args, document, self.others)
+
+    def holds(self, shapes: Sequence[Sequence[int]], training: bool) -> bool:
+        """Whether the code takes the way that was recorded, with inputs of these shapes."""
+        sizes: dict[str, int] = {}
+        for spec, shape in zip(self.inputs, shapes, strict=True):
+            for dim, size in zip(spec.shape or (), shape, strict=True):
+                if size != (dim if isinstance(dim, int) else sizes.setdefault(dim, size)):
+                    return False
+        for name, size in sizes.items():
+            bounds = self.symbols[name]
+            if size < (bounds.low or 1) or size > (bounds.high or size):
+                return False
+        asked = (self.sizes, self.training_sizes) if training else (self.sizes,)
+        return all(one.refusal(sizes) is None for one in asked)
 
 
 def _of_program(program: Any, label: str, sizes: TracedSizes | None = None) -> ExportedArchive:

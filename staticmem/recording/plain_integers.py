@@ -2,13 +2,17 @@
 
 PyTorch would fix such a size: `torch.linspace(-1, 1, x.shape[2])` and `F.avg_pool2d(x, x.shape[2:])` are recorded with
 their symbolic arguments instead, and their results have symbolic sizes. `torch.einsum` of three operands or more asks
-opt_einsum, where it is installed, for an order of contractions, which is that of the sizes of the example.
+opt_einsum, where it is installed, for an order of contractions, which is that of the sizes of the example. `min(h, w)`
+is the smaller of two sizes, whichever it is, and asks nothing: `F.affine_grid` looks so whether any size is 0.
 
 Source: torch/functional.py (`einsum`), aten/src/ATen/native/native_functions.yaml (`int steps`, `int[2] kernel_size`).
 """
 
 from __future__ import annotations
 
+import builtins
+import functools
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -41,6 +45,8 @@ def symbolic_integers(watch: Watch) -> Iterator[None]:
         )  # fmt: skip
 
     with ExitStack() as stack:
+        for name, of_two in (("min", torch.sym_min), ("max", torch.sym_max)):
+            stack.enter_context(mock.patch.object(builtins, name, _extreme(getattr(builtins, name), of_two)))
         stack.enter_context(mock.patch.object(torch, "linspace", recorded_linspace))
         if opt_einsum.is_available():
             package = opt_einsum.get_opt_einsum()
@@ -48,6 +54,22 @@ def symbolic_integers(watch: Watch) -> Iterator[None]:
         for name in _POOLS:
             stack.enter_context(mock.patch.object(functional, name, _pool(watch, name)))
         yield
+
+
+def _extreme(call: Any, of_two: Any) -> Any:
+    """`min` or `max` for the code of models: of open sizes it is an expression of them."""
+
+    def extreme(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if kwargs or (caller.startswith("torch.") and not caller.startswith("torch.nn.")):
+            return call(*args, **kwargs)
+        values = list(args[0]) if len(args) == 1 else list(args)
+        types = {type(value) for value in values}
+        if torch.SymInt in types and types <= {int, torch.SymInt}:
+            return functools.reduce(of_two, values)
+        return call(values)
+
+    return extreme
 
 
 def _contract_path(call: Any) -> Any:

@@ -58,7 +58,8 @@ def open_axes(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> l
     with those of the same index and size. A size of 1 is open as a batch, and where all tensors that have the axis have
     1 there.
     """
-    shapes = [(tuple(x.shape), x.is_floating_point()) if _is_tensor(x) else ((), False) for x in _leaves(args, kwargs)]
+    leaves = leaves_of(args, kwargs)
+    shapes = [(tuple(x.shape), x.is_floating_point()) if _is_tensor(x) else ((), False) for x in leaves]
     batches = {shape[0] for shape, _ in shapes if shape}
     batches = batches - {1} or batches
     names: dict[tuple[str, int], str] = {}
@@ -117,8 +118,8 @@ def failed(module: object, error: Exception, exporter: str = "torch.export") -> 
     """The error for what an exporter cannot export, with PyTorch's reason."""
     name = module if isinstance(module, str) else type(module).__name__
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    hint = "Change the model so that torch.export.export(model, inputs, strict=False) works, or export it to ONNX."
-    if exporter != "torch.export":
+    hint = "Give staticmem.analyze(module, inputs) the module itself: it records the code, and needs no graph."
+    if exporter == "torch.onnx.export(dynamo=False)":
         hint = f"Change the model so that {exporter} works, or export it to a .pt2."
     what, why = f"{exporter} cannot export {name}", f"{type(error).__name__}: {reason[:300]}"
     return ModelFileError(what, why, hint, code="SM171")
@@ -165,7 +166,8 @@ def _is_tensor(x: Any) -> bool:
     return isinstance(x, torch.Tensor)
 
 
-def _leaves(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+def leaves_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+    """All that is in the inputs, in the order of `open_axes`."""
     from torch.utils import _pytree as pytree
 
     leaves: list[Any] = pytree.tree_leaves((tuple(args), dict(kwargs or {})))
@@ -222,7 +224,7 @@ def _one_size_a_name(module: Any, kwargs: Mapping[str, Any], axes: Sequence[Axes
 
     def compare(_: Any, args: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         sizes: dict[str, Any] = {}
-        for leaf, names in zip(_leaves(args, {name: keywords[name] for name in kwargs}), axes, strict=True):
+        for leaf, names in zip(leaves_of(args, {name: keywords[name] for name in kwargs}), axes, strict=True):
             for axis, name in names.items():
                 bool(sizes.setdefault(name, leaf.shape[axis]) == leaf.shape[axis])
 
@@ -243,7 +245,7 @@ def _described(program: Any, given: Any, traced: Any, axes: Sequence[Axes]) -> T
     shape_env = None
     count = len(program.graph_signature.user_inputs)
     places = [node for node in program.graph.nodes if node.op == "placeholder"][-count:]
-    for node, own, leaf, names in zip(places, _leaves(*given), _leaves(*traced), axes, strict=True):
+    for node, own, leaf, names in zip(places, leaves_of(*given), leaves_of(*traced), axes, strict=True):
         stayed.append({})
         for axis, name in names.items():
             size = node.meta["val"].shape[axis]
@@ -286,9 +288,21 @@ def conditions(
         if _OPS.search(file) or any(file.endswith(of) and name == function for of, function in OF_VIEWS):
             continue
         condition = shape_env.replace(guard.expr)
-        if condition.free_symbols and condition.free_symbols <= inputs:
+        if condition.free_symbols and condition.free_symbols <= inputs and not _of_any_size(condition):
             answers[condition] = text(condition)
     return answers
+
+
+def _of_any_size(condition: Any) -> bool:
+    """Whether it holds for all sizes, which are 1 or more."""
+    import sympy
+
+    sizes = {symbol: sympy.Symbol(symbol.name, integer=True, positive=True) for symbol in condition.free_symbols}
+    if condition.xreplace(sizes) == sympy.true:
+        return True
+    if not isinstance(condition, sympy.Le):
+        return False
+    return type(condition.lhs).__name__ == "Min" and condition.rhs in condition.lhs.args
 
 
 @contextmanager

@@ -141,13 +141,20 @@ def _scenario(s: Sources) -> ScenarioInfo:
         optimizer=scenario.optimizer,
         optimizer_impl=scenario.optimizer_impl if scenario.optimizer else None,
         momentum=scenario.momentum,
-        loss=s.result.loss if scenario.training else None,
+        loss=_loss(s),
         dtype=scenario.dtype.name if scenario.dtype else None,
         amp=scenario.amp.name if scenario.amp else None,
         compile=scenario.compile,
         compile_optimizer=scenario.compile_optimizer,
         compile_mode=scenario.compile_mode,
     )
+
+
+def _loss(s: Sources) -> str | None:
+    if not s.scenario.training:
+        return None
+    recorded = s.graph.recorded
+    return "recorded" if recorded is not None and recorded.loss else s.result.loss
 
 
 def _peak(s: Sources, alive: Alive) -> Peak:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
+from staticmem.frontends.architectures import model_name
 from staticmem.liveness.why import short
 from staticmem.report.model import (
     MOST_BATCH,
@@ -93,7 +93,7 @@ def step_name(report: Report) -> str:
     """`training resnet50.pt2, batch 32, Adam`; an assumed batch is marked."""
     scenario = report.scenario
     names = {"train": "training", "generate": "generation with"}
-    parts = [f"{names.get(scenario.mode, 'inference of')} {os.path.basename(report.model.path)}"]
+    parts = [f"{names.get(scenario.mode, 'inference of')} {model_name(report.model.path)}"]
     if scenario.batch is not None:
         assumed = any(note.code == "SM301" for note in report.assumptions)
         parts.append(f"batch {scenario.batch}{' (assumed)' if assumed else ''}")

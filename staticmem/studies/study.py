@@ -87,7 +87,7 @@ class Study:
         exported, batch = model_of(model, inputs)
         if request.batch is None and batch:
             request = replace(request, batch=batch)
-        return cls(exported, request)
+        return cls(_at_sizes(exported, request), request)
 
     def ask(self, request: Request) -> Study:
         """The same model under another request: the file is not read again."""
@@ -384,19 +384,21 @@ class Study:
 
 
 def _at_sizes(model: ModelFile, request: Request) -> ModelFile:
-    """The model; of an architecture that is recorded on demand, the recording that holds at the request's sizes."""
+    """The model; of code that is recorded on demand, the recording that holds at the request's sizes."""
     again = getattr(model, "at", None)
     if again is None:
         return model
-    sizes = {name: size for name, size in (request.dims or {}).items() if name in model.symbols}
+    sizes = dict(request.dims or {})
+    firsts = {spec.shape[0] for spec in model.inputs if spec.shape}
+    batches = {first for first in firsts if isinstance(first, str)} or firsts - {1} or firsts
     for spec in model.inputs:
+        # a size that the code has fixed goes by its place
+        dims = [dim if isinstance(dim, str) else f"{spec.name}[{axis}]" for axis, dim in enumerate(spec.shape or ())]
         first = (spec.shape or (None,))[0]
-        if isinstance(first, str) and request.batch is not None:
-            sizes[first] = request.batch
-        if request.image_size is not None and len(spec.shape or ()) == 4 and spec.dtype.is_floating_point:
-            sizes |= {
-                s: n for s, n in zip((spec.shape or ())[2:], request.image_size, strict=True) if isinstance(s, str)
-            }
+        if request.batch is not None and first in batches and (isinstance(first, str) or len(batches) == 1):
+            sizes[dims[0]] = request.batch
+        if request.image_size is not None and len(dims) == 4 and spec.dtype.is_floating_point:
+            sizes |= dict(zip(dims[2:], request.image_size, strict=True))
     resized: ModelFile = again(sizes, request.scenario()[0].training)
     return resized
 

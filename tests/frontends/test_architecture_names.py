@@ -11,7 +11,15 @@ import pytest
 
 from staticmem.cli.main import main
 from staticmem.errors import ModelFileError, UsageError
-from staticmem.frontends.architectures import LARGEST, MOST_PARTS, architecture_of, below, read_config, whole
+from staticmem.frontends.architectures import (
+    LARGEST,
+    MOST_PARTS,
+    architecture_of,
+    below,
+    model_name,
+    read_config,
+    whole,
+)
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 80, "vocab_size": 128256}
 
@@ -130,3 +138,14 @@ def test_every_verb_says_what_to_install(
     assert "SM146" in capsys.readouterr().err
     assert main(["export", path, "--input", "2x8:int64", "-o", str(tmp_path / "model.pt2")]) == 2
     assert "--input with" in capsys.readouterr().err
+
+
+def test_what_a_model_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "llama-3"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert model_name(str(folder / "config.json")) == "llama-3"
+    assert model_name("folder/model.pt2") == "model.pt2"
+    assert model_name("config.json") == "config.json"
+    monkeypatch.chdir(folder)
+    assert model_name("config.json") == "llama-3"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
+from staticmem.frontends.architectures import model_name
 from staticmem.report.formats import Format
 from staticmem.report.markdown import code, escape, table
 from staticmem.report.sweep import Check, Outcome
@@ -70,7 +70,7 @@ def _sizes(o: Outcome, view: View) -> tuple[str, str, str]:
 
 
 def _configuration(o: Outcome) -> str:
-    return f"{os.path.basename(o.model)}: {o.configuration}"
+    return f"{model_name(o.model)}: {o.configuration}"
 
 
 def render_markdown(check: Check, view: View = PLAIN) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
+from staticmem.frontends.architectures import model_name
 from staticmem.report.diff import ReportDiff
 from staticmem.report.formats import Format
 from staticmem.report.formats.diff import Row, headline, meter_rows, sections
@@ -14,7 +13,7 @@ from staticmem.report.text import PLAIN, View
 
 def render(d: ReportDiff, view: View = PLAIN) -> str:
     """The page as text; the same diff gives the same text."""
-    models = " and ".join(dict.fromkeys(name(os.path.basename(side.path)) for side in (d.before, d.after)))
+    models = " and ".join(dict.fromkeys(name(model_name(side.path)) for side in (d.before, d.after)))
     hero = (
         f'<div class="hero"><p class="eyebrow">What changed in {models}</p>'
         f'<h1 class="sentence">{esc(headline(d, view))}</h1></div>'

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from staticmem.frontends.architectures import model_name
 from staticmem.report.formats import Format
 from staticmem.report.formats.sizing import (
     ACCURACY,
@@ -44,14 +44,14 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     body = '<main id="main">' + "\n".join(part for part in parts if part) + "</main>"
     footer = f"<footer>staticmem {esc(sizing.version)} · {esc(sizing.schema)} · one file, no network</footer>"
     blocks = data("sm-sizing", "application/json", json_text(to_json(sizing)))
-    title = f"{os.path.basename(sizing.model.path)}: sizing · staticmem"
+    title = f"{model_name(sizing.model.path)}: sizing · staticmem"
     return page(title, body + footer, styles=("report.css", "sizing.css"), scripts=("sort.js",), blocks=blocks)
 
 
 def _head(sizing: Sizing, view: View) -> str:
     live = view.size(sizing.live_bytes)
     return (
-        f'<div class="hero"><p class="eyebrow">Sizing of {name(os.path.basename(sizing.model.path))}</p>'
+        f'<div class="hero"><p class="eyebrow">Sizing of {name(model_name(sizing.model.path))}</p>'
         f'<h1 class="sentence">{esc(sizing.recommendation).replace(" %", "&nbsp;%")}</h1>'
         f'<p class="lead">{esc(sizing.step)}; {live} of live tensors at the peak.</p></div>'
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
+from staticmem.frontends.architectures import model_name
 from staticmem.report.formats import Format, csv_format
 from staticmem.report.markdown import escape, table
 from staticmem.report.model import CATEGORIES, LargestBatch
@@ -58,7 +58,7 @@ def cells_of(sweep: Sweep, view: View) -> Iterator[list[str]]:
         heads += [f"max {view.style.plain(largest)}", "safe"] if largest else []
     yield heads
     for row in sweep.rows:
-        cells = [str(row.index + 1), *[row.name or ""] * named, *[os.path.basename(row.model)] * several]
+        cells = [str(row.index + 1), *[row.name or ""] * named, *[model_name(row.model)] * several]
         cells += [setting(row, axis) for axis in axes]
         analysed = row.error is None and row.live_bytes is not None
         cells += [view.size(row.live_bytes or 0), row.phase or ""] if analysed else ["error", ""]
@@ -148,9 +148,9 @@ def describe(sweep: Sweep, row: SweepRow) -> str:
         return row.name
     parts = []
     for axis in sweep.axes:
-        value = os.path.basename(row.model) if axis == "model" else setting(row, axis)
+        value = model_name(row.model) if axis == "model" else setting(row, axis)
         parts.append(value if axis in ("model", "optimizer", "mode") else f"{axis} {value}")
-    return ", ".join(parts) or os.path.basename(row.model)
+    return ", ".join(parts) or model_name(row.model)
 
 
 def _live(row: SweepRow) -> int:

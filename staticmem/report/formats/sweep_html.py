@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from html import escape
 
+from staticmem.frontends.architectures import model_name
 from staticmem.report.formats import Format
 from staticmem.report.formats.report_html import plain_table
 from staticmem.report.formats.sweep import cells_of, fit_text, largest_name, setting, verdict
@@ -21,7 +21,7 @@ _KINDS = {"fits": "fits", "may fit": "fits", "tight": "tight"}
 
 def render(sweep: Sweep, view: View = PLAIN) -> str:
     """The page as text; the same sweep gives the same text."""
-    models = ", ".join(name(os.path.basename(model)) for model in sweep.models)
+    models = ", ".join(name(model_name(model)) for model in sweep.models)
     hero = (
         f'<div class="hero"><p class="eyebrow">Sweep of {models}</p>'
         f'<h1 class="sentence">{esc(verdict(sweep, view))}</h1></div>'
@@ -82,7 +82,7 @@ def _series(sweep: Sweep, axis: str) -> dict[str, list[SweepRow]]:
     """Rows that differ in the axis alone, by what they share."""
     series: dict[str, list[SweepRow]] = {}
     for row in sweep.rows:
-        shared = [os.path.basename(row.model)] if len(sweep.models) > 1 else []
+        shared = [model_name(row.model)] if len(sweep.models) > 1 else []
         shared += [row.name] if row.name else []
         shared += [f"{other} {setting(row, other)}" for other in sweep.axes if other not in (axis, "model")]
         series.setdefault(", ".join(shared) or "the step", []).append(row)
@@ -127,7 +127,7 @@ def _table(sweep: Sweep, view: View) -> str:
             (str(row.index + 1), row.index),
             *[(esc(row.name or ""), row.name or "")] * named,
         ]
-        cells += [(name(os.path.basename(row.model)), row.model)] * several
+        cells += [(name(model_name(row.model)), row.model)] * several
         cells += [(esc(setting(row, axis)), _key(row, axis)) for axis in axes]
         if row.error is None and row.live_bytes is not None:
             cells += [(view.size(row.live_bytes), row.live_bytes), (esc(row.phase or ""), row.phase or "")]

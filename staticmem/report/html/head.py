@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
+from staticmem.frontends.architectures import model_name
 from staticmem.report.html.beside import CardRow
 from staticmem.report.html.page import esc, name, section, stacked_bar, table, template
 from staticmem.report.model import GpuFit, LargestSize, Report
@@ -45,8 +45,8 @@ def top_bar(sections: Sequence[tuple[str, str]]) -> str:
 def verdict(report: Report, cards: Sequence[CardRow], view: View) -> str:
     """The headline, and what follows from it in a sentence or two."""
     peak, at = report.peak, place(report.peak)
-    model = name(os.path.basename(report.model.path))
-    step = esc(step_name(report)).replace(esc(os.path.basename(report.model.path)), model, 1)
+    model = name(model_name(report.model.path))
+    step = esc(step_name(report)).replace(esc(model_name(report.model.path)), model, 1)
     phase = (
         "before the step" if peak.phase == "setup" else f"in {'the ' * (peak.phase == 'optimizer')}{esc(peak.phase)}"
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
+from staticmem.frontends.architectures import model_name
 from staticmem.report.html import head, sections
 from staticmem.report.html.beside import Extras
 from staticmem.report.html.charts import Span
@@ -46,7 +46,7 @@ def render(report: Report, extras: Extras | None = None, view: View = PLAIN) -> 
         + "\n".join(text for _, _, text in parts if text)
         + f"\n</main>\n<footer>staticmem {__version__} · {report.schema} · one file, no network</footer>"
     )
-    title = f"{os.path.basename(report.model.path)}: memory · staticmem"
+    title = f"{model_name(report.model.path)}: memory · staticmem"
     return page(title, body, styles=("report.css",), scripts=SCRIPTS, blocks="\n".join(_blocks(report, extras, view)))
 
 
@@ -70,7 +70,7 @@ def _settings(report: Report, extras: Extras, view: View) -> dict[str, Any]:
     """What the script has to know beside the columns."""
     settings: dict[str, Any] = {
         "units": view.units,
-        "file": f"{os.path.basename(report.model.path)}.json",
+        "file": f"{model_name(report.model.path)}.json",
         "model": report.model.path,
         "peak_bytes": report.peak.live_bytes,
         "order": list(head.ORDER),
