@@ -55,6 +55,7 @@ class Net:
     values: dict[str, Value]
     consts: dict[str, np.ndarray]
     weights: frozenset[str]  # names of parameters and buffers
+    fixed: frozenset[str] = frozenset()  # those of buffers
     aliases: Mapping[str, str] = field(default_factory=dict)  # names in exporter metadata -> names in the file
     opset: int = 0
     producer: str = ""

@@ -46,13 +46,14 @@ class Context:
         return self._read
 
     def turnable(self, name: str) -> bool:
-        """Whether all that read a weight [in, out] multiply by it, so that it can be a Linear's, which is [out, in]."""
+        """Whether a weight [in, out] can be a Linear's, which is [out, in]: all that read it multiply by it, and it is
+        a parameter. By another tensor the code multiplies as it is."""
         if self._as_stored is None:
             self._as_stored = set(self.net.outputs)
             for node in self.net.nodes:
                 place = 1 if node.op in _MULTIPLYING and not node.attrs.get("transB", 0) else -1
                 self._as_stored.update(other for at, other in enumerate(node.inputs) if at != place)
-        return name not in self._as_stored
+        return name not in self._as_stored and name not in self.net.fixed
 
     def arg(self, name: str) -> Arg:
         """A value as an argument: a number where it is a scalar constant, None where it is absent."""

@@ -1,9 +1,10 @@
 """What an ONNX exporter may have stored in the place of the module's own tensors, and by how much that moves a peak.
 
 Exporters compute what depends on weights and constants alone (`table[index]`, a mask), give the result a name of their
-own, and leave out what it was made from; in PyTorch it may exist for a moment only. And they write one tensor for
-several of equal contents (norm weights of ones, masks of layers). Tensors of the module live through the whole step, so
-that each moves the peak by its size, with the gradient and the optimizer state of a parameter.
+own, and leave out what it was made from; in PyTorch it may exist for a moment only, and what a table was made from all
+the time. And they write one tensor for several of equal contents (norm weights of ones, masks of layers). Tensors of
+the module live through the whole step, so that each moves the peak by its size, with the gradient and the optimizer
+state of a parameter.
 
 They also compute once what several modules compute alike (a mask, the activation of an embedding): a result that a
 module's own code makes, and several other calls of its class read, may be made in each of them, for as long as it is
@@ -101,7 +102,9 @@ def _of_stored(graph: Graph, trace: Trace) -> tuple[int, int]:
         return 0, 0
     sizes = _sizes(trace, {owned[name] for name in (*stored, *others)})
     less = sum(sizes[owned[name]] for name in stored)
-    return less, sum(sizes[owned[name]] * count for name, count in others.items())
+    fixed = stored.difference(p.value.name for p in graph.parameters)  # a weight is what its layer holds, turned or not
+    made = sum(sizes[owned[name]] for name in fixed)  # if the module has what it is made of, beside the result
+    return less, made + sum(sizes[owned[name]] * count for name, count in others.items())
 
 
 def _is_result(fqn: str) -> bool:

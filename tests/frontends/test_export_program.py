@@ -231,7 +231,7 @@ def test_batch_one_and_two_have_the_same_ops() -> None:
 
 
 def test_batch_zero_is_no_size() -> None:
-    assert outcome(SEED, batch=0) == "SM110"
+    assert outcome(SEED, batch=0) == "SM195"
 
 
 # -- odd models ----------------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import TensorProto
 from onnx_models import bound, ints, model, node, scalar, targets, value, weight
 
 import staticmem
@@ -428,3 +430,49 @@ def test_slopes_of_prelu_broadcast_from_the_last_axis(tmp_path: Path, slope: tup
     proto = model([node("PRelu", ["x", "s"], ["y"])], [value("x", [3, 4, 5])], ["y"], [weight("s", *slope)])
     assert targets(bound(proto, tmp_path)) == [target]
     assert staticmem.analyze(str(tmp_path / "model.onnx"), optimizer="sgd").model.outputs[0].shape == (3, 4, 5)
+
+
+def slices(order: tuple[int, ...], shared: bool) -> tuple[list[object], list[object]]:
+    """Thirds of the last axis, read one by one in this order; `shared`: a slice ends at the tensor the next starts at,
+    as PyTorch writes `chunk`."""
+    nodes: list[object] = []
+    tensors: list[object] = [ints("axes", -1)]
+    for part in order:
+        start, end = (f"at{part}", f"at{part + 1}") if shared else (f"start{part}", f"end{part}")
+        tensors += [ints(name, at) for name, at in ((start, part * 4), (end, part * 4 + 4))]
+        nodes.append(node("Slice", ["x", start, end, "axes"], [f"s{part}"], name=f"/Slice_{part}"))
+        nodes.append(node("Relu", [f"s{part}"], [f"r{part}"], name=f"/Relu_{part}"))
+    unique = {tensor.name: tensor for tensor in tensors}  # type: ignore[attr-defined]
+    return [*nodes, node("Sum", ["r0", "r1", "r2"], ["y"])], list(unique.values())
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+def test_slices_in_any_order(order: tuple[int, ...], tmp_path: Path) -> None:
+    """The chunk stood where slice 0 did, after the op that read another slice first."""
+    graph = run(tmp_path, *slices(order, shared=False), shape=(2, 6, 12))
+    assert [op.target for op in graph.ops[:2]] == ["aten::slice.Tensor", "aten::relu"]
+    chunked = run(tmp_path, *slices(order, shared=True), shape=(2, 6, 12))
+    assert [op.target for op in chunked.ops[:2]] == ["aten::chunk", "aten::relu"]
+    assert chunked.ops[0].outputs == ("s0", "s1", "s2")
+    assert staticmem.analyze(str(tmp_path / "model.onnx"), optimizer="sgd").peak.live_bytes
+
+
+@pytest.mark.parametrize("kind", ["MatMul", "Gemm", "MatMul with a bias"])
+def test_a_product_with_a_stored_tensor_that_is_no_parameter(kind: str, tmp_path: Path) -> None:
+    """The tensor stays [in, out] as it is stored: no Linear turned it."""
+    table = onnx.helper.make_tensor("t", TensorProto.FLOAT, [8, 4], [0.5] * 32)
+    nodes = [
+        node("MatMul", ["x", "fc.weight"], ["h"]),
+        node("Constant", [], ["table"], value=table),
+        node("Gemm" if kind == "Gemm" else "MatMul", ["h", "table"], ["y"]),
+    ]
+    if kind == "MatMul with a bias":
+        nodes.append(node("Add", ["y", "bias"], ["z"]))
+    proto = model(nodes, [value("x", [6, 8])], [nodes[-1].output[0]], [weight("fc.weight", 8, 8), weight("bias", 4)])
+    proto.producer_name, proto.producer_version = "pytorch", "2.13.0"
+    graph = bound(proto, tmp_path)
+    product = "aten::mm" if kind == "Gemm" else "aten::matmul"
+    assert targets(graph)[:2] == ["aten::matmul", product]
+    assert [buffer.value.shape for buffer in graph.buffers] == [(8, 4)]
+    for optimizer in (None, "adam"):
+        assert staticmem.analyze(str(tmp_path / "model.onnx"), optimizer=optimizer).peak.live_bytes

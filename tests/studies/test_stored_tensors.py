@@ -74,3 +74,11 @@ def test_a_result_that_modules_of_a_list_read_may_be_made_for_each() -> None:
     b.within()
     total = b.call("add.Tensor", b.call("add.Tensor", read[0], read[1]), read[2])
     assert moved(b.graph(total), INFERENCE) == (4096, 2 * 4096)
+
+
+def test_what_a_stored_table_was_made_of_may_exist_beside_it() -> None:
+    """`F.linear(y, self.basis.T.contiguous())`: the exporter stores the copy alone."""
+    b = Builder(x=(4, 256)).within("net:my.Net")
+    graph = b.graph(b.call("matmul", b.input("y", 4, 256), b.parameter("/Constant_output_0", 256, 4)))
+    graph = replace(graph, parameters=(), buffers=graph.parameters)
+    assert moved(graph, INFERENCE) == (4096, 4096)

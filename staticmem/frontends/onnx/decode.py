@@ -207,6 +207,7 @@ def _net(
         values=values,
         consts={**extra.contents, **consts},
         weights=frozenset((*extra.parameters, *extra.buffers)),
+        fixed=frozenset(extra.buffers),
         aliases=model.signature.aliases,
         opset=model.opset,
         producer=model.producer,

@@ -8,6 +8,7 @@ from staticmem.passes.patterns.matcher import Matcher
 
 _Range = tuple[str, int, int, int]  # input, axis, start, end
 
+_MOST_PARTS = 64  # of a chunk: more slices than any code takes a tensor apart in
 _STEPS = 16  # rolls in one another, at most: names may form a circle in a damaged file
 
 
@@ -70,28 +71,31 @@ def _one_roll(m: Matcher, node: Node) -> tuple[str, int, int, list[Node]] | None
 
 
 def chunk(m: Matcher, node: Node) -> bool:
-    """Slices of one module that cover an axis in equal parts."""
-    if node.op != "Slice":
-        return False
+    """Slices of one module that cover an axis in equal parts, each of which starts at the very tensor at which the one
+    before it ends: so PyTorch writes `chunk` (symbolic_opset11.py, `prim_constant_chunk`), while slices of the code
+    have numbers of their own, whatever parts they take."""
     first = _range(m, node)
-    if first is None or first[2] != 0 or first[3] == 0:
+    if first is None or first[2] != 0 or first[3] == 0 or len(node.inputs) < 3:
         return False
     x, axis, _, size = first
     total = (m.net.shape(x) or (0,))[axis]
-    if total == size or total % size or total // size > 64:
+    if total == size or total % size or total // size > _MOST_PARTS:
         return False
+    starts = {r.inputs[1]: r for r in m.readers.get(x, ()) if r.op == "Slice" and len(r.inputs) > 2}
     parts = [node]
-    for reader in m.readers.get(x, ()):
-        piece = _range(m, reader) if reader.op == "Slice" and m.free(reader) and reader is not node else None
-        if piece is not None and piece[1] == axis and piece[2] == len(parts) * size:
-            if piece[3] != piece[2] + size or m.frames(reader) != m.frames(node):
-                return False
-            parts.append(reader)
-    if len(parts) * size != total:
-        return False
+    while len(parts) * size < total:
+        end = parts[-1].inputs[2]
+        after = starts.get(end) if end else None
+        if after is None or not m.free(after) or m.frames(after) != m.frames(node):
+            return False
+        begin = len(parts) * size
+        if _range(m, after) != (x, axis, begin, begin + size):
+            return False
+        parts.append(after)
     outputs = tuple(p.outputs[0] for p in parts)
     args: tuple[Arg, ...] = (m.ctx.ref(x), len(parts), axis)
-    return m.take(node, [m.op(node, "aten::chunk", *args, outputs=outputs)], *parts[1:])
+    root = min(parts, key=lambda part: m.index[id(part)])  # nodes may be in another order than they were written in
+    return m.take(root, [m.op(node, "aten::chunk", *args, outputs=outputs)], *[p for p in parts if p is not root])
 
 
 def write(m: Matcher, node: Node) -> bool:
