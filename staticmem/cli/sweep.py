@@ -127,7 +127,7 @@ def check(args: argparse.Namespace) -> int:
         raise UsageError("no budgets to check", why, hint, "SM210")
     meter = "live" if all(budget.metric == "live" for budget in budgets) else "device"
     configurations = points(config, args.model, settings.given(args), {})
-    cards = () if meter == "live" else tuple(gpus or config.gpus)
+    cards = tuple(gpus or config.gpus)
     with Progress("configurations", args.quiet) as bar:
         outcome = compare(run(configurations, cards, meter, jobs=args.jobs, progress=bar.update), budgets)
     emit(outcome, chosen, args)

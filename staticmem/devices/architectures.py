@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 
 from staticmem.devices.gpus import Gpu
+from staticmem.ir.record import record
 from staticmem.version import torch_release
 
 Capability = tuple[int, int]
@@ -39,9 +40,17 @@ _ELSEWHERE: tuple[tuple[tuple[int, int], tuple[int, int], str, str], ...] = (
 )
 JETSON = ((8, 7),)  # Orin: NVIDIA's own builds for JetPack; Thor (11.0) runs those for aarch64
 
-# The first compute capability with arithmetic in a type. Before it PyTorch emulates, and cuDNN has no convolutions
-# (torch/cuda/__init__.py, `is_bf16_supported(including_emulation=False)`).
-_FIRST = {"bfloat16": (8, 0)}
+# The first compute capability with arithmetic in bfloat16 (torch/cuda/__init__.py,
+# `is_bf16_supported(including_emulation=False)`). Before it eager kernels load bfloat16 and compute in float32.
+_BFLOAT16 = (8, 0)
+# The first release whose torch.autocast takes bfloat16 before that: `is_bf16_supported` tries to make a tensor. That of
+# 2.2.2 says no on a V100 (https://github.com/pytorch/pytorch/issues/124996), and torch/amp/autocast_mode.py raises
+# "Current CUDA Device does not support bfloat16".
+_AUTOCAST_EMULATES = (2, 3)
+# The first release in which Inductor leaves such graphs uncompiled with a warning (torch/_inductor/compile_fx.py,
+# `_check_triton_bf16_support`; https://github.com/pytorch/pytorch/pull/129288). Before it Triton fails.
+_INDUCTOR_SKIPS = (2, 4)
+SLOWLY = "bfloat16 is emulated on it, slowly, and engines such as vLLM refuse it"  # vllm/platforms/cuda.py
 
 # Inductor writes kernels in Triton (torch/_dynamo/device_interface.py, `CudaInterface.is_triton_capable`, which raises
 # `GPUTooOldForTriton` before it).
@@ -54,43 +63,118 @@ def capability(chip: str) -> Capability | None:
     return (int(match.group(1)), int(match.group(2))) if match is not None else None
 
 
-def runs_compiled_code(card: Gpu) -> bool:
-    """Whether kernels that `torch.compile` writes run on a card."""
+def computes_in_bfloat16(card: Gpu) -> bool:
+    """Whether a card has arithmetic in bfloat16, which others emulate."""
     chip = capability(card.chip or card.architecture)
-    return chip is None or chip >= _FIRST_WITH_TRITON
+    return chip is None or chip >= _BFLOAT16
 
 
-def obstacle(card: Gpu, torch: str, dtypes: Iterable[str] = (), *, compiled: bool = False) -> str:
-    """Why a card cannot run a step with this PyTorch: a clause such as `it has no bfloat16`; empty where it can.
+@record(frozen=True)
+class Needs:
+    """What a step needs of a chip: whether it computes in bfloat16, by autocast or otherwise, whether it runs code of
+    torch.compile, and such code in bfloat16, and a kernel of it that PyTorch has in bfloat16 from compute capability
+    8.0 on alone, empty for none.
+    """
+
+    bfloat16: bool = False
+    autocast: bool = False  # to bfloat16
+    compiled: bool = False
+    compiled_bfloat16: bool = False
+    fused: str = ""
+
+
+@record(frozen=True)
+class Standing:
+    """Whether a step runs on a card, whatever its memory.
+
+    Attributes:
+        obstacle: why PyTorch refuses it, or runs another step than was predicted: a clause; empty where it runs.
+        condition: where it runs, on which condition: `PyTorch 2.13's wheel for CUDA 12.6`; empty for none.
+        reason: why there is a condition: a clause.
+    """
+
+    obstacle: str = ""
+    condition: str = ""
+    reason: str = ""
+
+
+RUNS = Standing()
+
+
+def standing(card: Gpu, torch: str, needs: Needs) -> Standing:
+    """Whether a card runs a step with this PyTorch. Of cards of other vendors nothing is known, so nothing stands in
+    their way here.
 
     Args:
         torch: a version, as `2.13`.
-        dtypes: names of the element types that the step computes in.
-        compiled: whether the step runs code of `torch.compile`.
-
-    Of cards of other vendors nothing is known, so nothing stands in their way here.
     """
     chip = capability(card.chip or card.architecture)
     if chip is None:
-        return ""
-    if compiled and not runs_compiled_code(card):
+        return RUNS
+    refused = _refused(chip, torch_release(torch), needs)
+    if refused:
+        return Standing(obstacle=refused)
+    conditions = [*_build_for(chip, torch_release(torch))]
+    if needs.bfloat16 and chip < _BFLOAT16:
+        conditions.append(("slow arithmetic in bfloat16", SLOWLY))
+    return Standing("", " and ".join(what for what, _ in conditions), "; ".join(why for _, why in conditions))
+
+
+def _refused(chip: Capability, release: tuple[int, int], needs: Needs) -> str:
+    """What PyTorch raises an error for, or runs as another step than the one that was predicted."""
+    if needs.compiled and chip < _FIRST_WITH_TRITON:
         return "torch.compile writes kernels in Triton, which needs compute capability 7.0"
-    return _not_served(chip, torch) or _without(chip, dtypes)
-
-
-def _not_served(chip: Capability, torch: str) -> str:
-    release = torch_release(torch)
-    cuda, built = next((cuda, built) for since, cuda, built in reversed(_ON_PYPI) if since <= max(release, (1, 0)))
-    if chip in JETSON:
-        return "PyTorch's own wheels have no kernels for Jetson Orin: NVIDIA builds its own"
-    if _runs(chip, built) or (chip == _ON_PYPI_ARM[1] and release >= _ON_PYPI_ARM[0]):
+    if chip >= _BFLOAT16 or not needs.bfloat16:
         return ""
     name = f"{release[0]}.{release[1]}"
-    text = f"PyTorch {name} from PyPI (CUDA {cuda}) has no kernels for compute capability {chip[0]}.{chip[1]}"
+    if needs.autocast and release < _AUTOCAST_EMULATES:
+        return f"torch.autocast of PyTorch {name} refuses bfloat16 before compute capability 8.0 (2.3 emulates it)"
+    if needs.compiled_bfloat16 and release < _INDUCTOR_SKIPS:
+        return f"Triton of PyTorch {name} has no bfloat16 before compute capability 8.0"
+    if needs.compiled_bfloat16:
+        return "torch.compile leaves code in bfloat16 uncompiled before compute capability 8.0: leave --compile out"
+    if needs.fused:
+        other = "--sdpa math is what it runs" if "attention" in needs.fused else "it runs other kernels"
+        return (
+            f"PyTorch has {needs.fused} in bfloat16 from compute capability 8.0 on: {other}, which takes other memory"
+        )
+    return ""
+
+
+def _build_for(chip: Capability, release: tuple[int, int]) -> Iterable[tuple[str, str]]:
+    """The build of PyTorch that has kernels for a chip, where the one that pip installs has none, and why."""
+    if chip in JETSON:
+        yield "NVIDIA's build of PyTorch for JetPack", "PyTorch's own wheels have no kernels for Jetson Orin"
+        return
+    cuda, built = next((cuda, built) for since, cuda, built in reversed(_ON_PYPI) if since <= max(release, (1, 0)))
+    if _runs(chip, built) or (chip == _ON_PYPI_ARM[1] and release >= _ON_PYPI_ARM[0]):
+        return
+    name, shown = f"{release[0]}.{release[1]}", f"{chip[0]}.{chip[1]}"
+    why = f"PyTorch {name} from PyPI (CUDA {cuda}) has no kernels for compute capability {shown}"
     for since, until, other, built in _ELSEWHERE:
         if since <= release < until and _runs(chip, built):
-            return f"{text}; its wheel for CUDA {other} has, with another cuDNN than is assumed"
-    return text
+            yield (
+                f"PyTorch {name}'s wheel for CUDA {other}",
+                f"{why}; that wheel may have another cuDNN than is assumed",
+            )
+            return
+    yield f"a build of PyTorch {name} of your own, or {_nearest(chip, release)}", why
+
+
+def _nearest(chip: Capability, release: tuple[int, int]) -> str:
+    """The last release before, else the first one behind, whose wheels have kernels for a chip."""
+    spans = [(since, until, f"with its wheel for CUDA {cuda}", built) for since, until, cuda, built in _ELSEWHERE]
+    starts = [since for since, _, _ in _ON_PYPI]
+    ends = [*starts[1:], (99, 0)]
+    spans += [(since, until, "from PyPI", built) for (since, _, built), until in zip(_ON_PYPI, ends, strict=True)]
+    spans.append((_ON_PYPI_ARM[0], (99, 0), "from PyPI for aarch64", f"{_ON_PYPI_ARM[1][0]}.{_ON_PYPI_ARM[1][1]}"))
+    serving = [span for span in spans if _runs(chip, span[3])]
+    before = [(until, how) for _, until, how, _ in serving if until <= release]
+    if before:
+        (major, minor), how = max(before)
+        return f"a PyTorch before {major}.{minor} {how}"
+    (major, minor), how = min((since, how) for since, _, how, _ in serving)
+    return f"PyTorch {major}.{minor} {how}"
 
 
 def _runs(chip: Capability, built: str) -> bool:
@@ -102,11 +186,3 @@ def _capabilities(listed: str) -> Iterable[Capability]:
     for word in listed.split():
         major, minor = word.split(".")
         yield int(major), int(minor)
-
-
-def _without(chip: Capability, dtypes: Iterable[str]) -> str:
-    for name in sorted(set(dtypes) & set(_FIRST)):
-        if chip < _FIRST[name]:
-            major, minor = _FIRST[name]
-            return f"it has no arithmetic in {name}, which begins with compute capability {major}.{minor}"
-    return ""

@@ -22,12 +22,15 @@ from staticmem.allocators.patterns import Patterns
 from staticmem.allocators.peaks import Outline, outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.settings import DEFAULTS, MIN_BLOCK, SMALL_SIZE, Settings
+from staticmem.devices.architectures import Needs, Standing, standing
 from staticmem.devices.gpus import THREADS, Gpu
 from staticmem.devices.kernels import KernelWorkspaces, Setup
-from staticmem.devices.sizing import Verdict, verdict
+from staticmem.devices.sizing import Fit, Verdict, verdict
 from staticmem.engine.step import StepResult
 from staticmem.frontends.recent import Recent
+from staticmem.ir.dtypes import bfloat16
 from staticmem.ir.record import record
+from staticmem.ops.registry import FROM_AMPERE
 from staticmem.units import Band
 
 if TYPE_CHECKING:
@@ -212,15 +215,68 @@ def _replay(process: Process, device: Device, capacity: int | None) -> Replay:
     return simulate(process.events, device.settings, capacity, total=total, fallbacks=process.fallbacks)
 
 
+def needs_of(result: StepResult) -> Needs:
+    """What a step needs of a chip."""
+    buffers, names = result.trace.buffers, result.trace.kernels.names
+    if not any(form.dtype is bfloat16 for form in set(buffers.forms)):
+        return Needs(compiled=result.runs_triton)
+    of_ampere = {index for index, name in enumerate(names) if name in FROM_AMPERE}
+    fused = ""
+    for kernel, form in zip(buffers.kernels, buffers.forms, strict=True) if of_ampere else ():
+        if kernel in of_ampere and form.dtype is bfloat16:
+            fused = FROM_AMPERE[names[kernel]]
+            break
+    # a compiled optimizer reads parameters, which autocast leaves in float32
+    half = result.compiled is not None or (
+        result.runs_triton
+        and any(
+            f.dtype is bfloat16
+            for f, kind in zip(buffers.forms, buffers.categories, strict=True)
+            if kind == "parameter"
+        )
+    )
+    return Needs(True, result.autocast is bfloat16, result.runs_triton, half, fused)
+
+
+def standing_on(result: StepResult, device: Device, needs: Needs | None = None) -> Standing:
+    """Whether a step runs on a card with its software, whatever its memory; `needs` are those of the step."""
+    return standing(device.gpu, device.setup.torch, needs_of(result) if needs is None else needs)
+
+
+_SEGMENT = 2 << 20  # the allocator takes multiples of it from the driver
+_STEPS_OF_LONG = 256  # the least memory for a long process is looked for in so many steps
+
+
+def least_usable(roomy: Unlimited, device: Device) -> int:
+    """The least usable memory of a card that holds a step which this card does not hold: replays with a limit, in which
+    the allocator gives cached memory back and convolutions take smaller plans, tell. Whole segments of 2 MiB."""
+    process, context = roomy.process, device.setup.profile.overhead(device.gpu).expected
+    step = _SEGMENT
+    highest = -(-roomy.nominal.peak_reserved // step)
+    if len(process.calls) > LONG:
+        step *= max(highest // _STEPS_OF_LONG, 1)
+        highest = -(-roomy.nominal.peak_reserved // step)
+    # a fraction of the card is a limit of its own, which `usable_on` has
+    free = replace(device, settings=replace(device.settings, per_process_memory_fraction=1.0))
+    fails = max(usable_on(device) - context, 0) // step
+
+    def holds(count: int) -> bool:
+        return _replay(process, free, count * step).oom is None
+
+    return context + step * (fails + 1 + bisect_left(range(fails + 1, highest), True, key=holds))
+
+
 def on_device(
     result: StepResult,
     device: Device,
     unlimited: Callable[[StepResult, Device], Unlimited] = Unlimited,
     progress: Callable[[int, int], None] | None = None,
+    least: bool = True,
 ) -> DeviceMeters:
     """The device meters of a step. Bands are without what the file leaves open (`DeviceMeters.widened`).
 
-    `unlimited` may know the step on a card with enough memory already; `progress` is as in `Replays.bands`.
+    `unlimited` may know the step on a card with enough memory already; `progress` is as in `Replays.bands`; `least`:
+    look for the least memory that holds a step which does not fit.
     """
     roomy = unlimited(result, device)
     process, free = roomy.process, roomy.nominal
@@ -249,9 +305,12 @@ def on_device(
     parts["cached"] = reserved.expected - nominal.peak_allocated
     parts["context"] = device.setup.profile.context(device.gpu).expected
     parts["libraries"] = device.setup.profile.libraries.expected
+    outcome = verdict(needed, usable, tight=retries > 0, standing=standing_on(result, device))
+    if least and device.bounded and outcome.memory is Fit.DOES_NOT_FIT:
+        outcome = replace(outcome, least=least_usable(roomy, device))
     meters = DeviceMeters(
-        allocated, reserved, needed, context, verdict(needed, usable, tight=retries > 0), free.peak_reserved, parts,
-        mark.step, mark.phase, retries, returned,
+        allocated, reserved, needed, context, outcome, free.peak_reserved, parts, mark.step, mark.phase, retries,
+        returned,
     )  # fmt: skip
     return meters.widened(0, 0)
 

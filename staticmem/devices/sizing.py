@@ -1,9 +1,12 @@
-"""Whether a step fits: the bytes that it needs against the usable bytes of a card. Numbers only."""
+"""Whether a step fits: the bytes that it needs against the usable bytes of a card. And whether
+PyTorch runs it there (`architectures.standing`)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 
+from staticmem.devices.architectures import RUNS, Standing
 from staticmem.ir.record import record
 from staticmem.units import Band
 
@@ -18,29 +21,61 @@ class Fit(str, Enum):
     FITS = "fits"
     TIGHT = "tight"
     DOES_NOT_FIT = "does not fit"
+    CANNOT_RUN = "cannot run it"  # whatever its memory
 
 
 @record(frozen=True)
 class Verdict:
-    """`headroom` is what is left of the usable memory at the expected need; negative: what is missing."""
+    """Whether a step runs on a card: the one answer that every verb gives.
 
-    fit: Fit
+    Attributes:
+        memory: whether its memory is enough, without what else may stand in the way.
+        needed: bytes on the device. Of a step that does not fit: what it takes where nothing limits it.
+        cached: it fits only because the allocator gives cached memory back.
+        least: of a step that does not fit, the least usable memory of a card that holds it; None: not looked for.
+        standing: whether PyTorch runs the step on the card at all.
+    """
+
+    memory: Fit
     needed: Band
     usable: int
-    headroom: int
+    cached: bool = False
+    least: int | None = None
+    standing: Standing = RUNS
+
+    @property
+    def fit(self) -> Fit:
+        return Fit.CANNOT_RUN if self.standing.obstacle else self.memory
+
+    @property
+    def headroom(self) -> int:
+        """What is left of the usable memory at the expected need; negative: what is missing."""
+        return self.usable - (self.needed.expected if self.least is None else self.least)
 
     @property
     def missing(self) -> int:
-        """Bytes by which it does not fit at the expected need; 0 where it does."""
+        """Bytes that a card would have to have more to hold it; 0 where the memory is enough."""
         return max(-self.headroom, 0)
+
+    @property
+    def why(self) -> str:
+        """Why it cannot run, or is tight: a clause; empty where it fits, or `missing` says it."""
+        if self.standing.obstacle or self.memory is not Fit.TIGHT:
+            return self.standing.obstacle
+        if self.cached:
+            return "it fits only because the allocator gives cached memory back"
+        if self.needed.high >= self.usable:
+            return "its upper estimate is the whole card"
+        return f"its upper estimate is above {TIGHT:.0%} of the card"
 
     def widened(self, less: int, more: int) -> Verdict:
         """With a need that may be so much lower, and higher: what fits may be tight then."""
-        return verdict(self.needed.widened(less, more), self.usable, tight=self.fit is Fit.TIGHT)
+        again = verdict(self.needed.widened(less, more), self.usable, tight=self.cached, standing=self.standing)
+        return replace(again, least=self.least)
 
 
-def verdict(needed: Band, usable: int, tight: bool = False) -> Verdict:
-    """Whether a need fits into usable memory.
+def verdict(needed: Band, usable: int, tight: bool = False, standing: Standing = RUNS) -> Verdict:
+    """Whether a step runs on a card, and its need fits into usable memory.
 
     Fits: the whole band is within 95 % of it. Does not fit: the expected need is more than there is. Else tight. What a
     step needs that does not fail is never more than there is, so its band ends there.
@@ -54,8 +89,7 @@ def verdict(needed: Band, usable: int, tight: bool = False) -> Verdict:
         raise ValueError(f"usable memory of {usable} bytes")
     if not needed.low <= needed.expected <= needed.high:
         raise ValueError(f"{needed} is not a band")
-    headroom = usable - needed.expected
-    if headroom < 0:
-        return Verdict(Fit.DOES_NOT_FIT, needed, usable, headroom)
-    fit = Fit.FITS if needed.high <= usable * TIGHT and not tight else Fit.TIGHT
-    return Verdict(fit, needed.at_most(usable), usable, headroom)
+    if needed.expected > usable:
+        return Verdict(Fit.DOES_NOT_FIT, needed, usable, standing=standing)
+    memory = Fit.FITS if needed.high <= usable * TIGHT and not tight else Fit.TIGHT
+    return Verdict(memory, needed.at_most(usable), usable, tight, standing=standing)

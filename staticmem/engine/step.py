@@ -65,6 +65,8 @@ class StepResult:
     output_dtypes: tuple[DType, ...] = ()
     recomputed: tuple[int, ...] = ()  # ops that checkpoints ran again in one backward, as indices into `graph.ops`
     compiled: CompiledStep | None = None
+    autocast: DType | None = None
+    runs_triton: bool = False  # code of torch.compile, of the model or of the optimizer
 
 
 def run_step(
@@ -578,4 +580,6 @@ class _Step:
             output_dtypes=tuple(t.dtype for t in outputs),
             recomputed=self.recomputed,
             compiled=compiled,
+            autocast=scenario.amp,
+            runs_triton=bool(scenario.compile) or scenario.compile_optimizer,
         )

@@ -31,7 +31,7 @@ from staticmem.ops.linear import matmul
 from staticmem.ops.onnx import Calls, Context, Results, Shape, integer, like_first, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad, repeat_interleave
-from staticmem.ops.registry import KernelCall, Shapes, Temporary, rule, size_of, workspace
+from staticmem.ops.registry import KernelCall, Shapes, Temporary, from_ampere, rule, size_of, workspace
 from staticmem.ops.rotation import rotated
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import expand, slice_, transpose
@@ -326,6 +326,14 @@ _BLOCK_HEADER = 16  # bytes; kernel_backward.h, GradQTempStorage: a lock, a coun
 
 def _held(*bands: Band) -> list[Temporary]:
     return [Temporary(band, "attention backward") for band in bands]
+
+
+# aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash and cuDNN begin with sm_80, and before it the
+# memory-efficient kernel takes float16 and float32 alone (`less_than_sm80_mem_efficient_dtypes`)
+from_ampere(
+    " ".join(f"aten._scaled_dot_product_{kernel}_attention.default" for kernel in ("flash", "cudnn", "efficient")),
+    "fused attention",
+)
 
 
 @workspace("aten._scaled_dot_product_flash_attention_backward.default", results=2)

@@ -22,7 +22,7 @@ from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import add_
 from staticmem.ops.linear import linear, matmul
 from staticmem.ops.onnx import Context, integer, text, translation
-from staticmem.ops.registry import KernelCall, Shapes, Temporary, function_of, rule, size_of, workspace
+from staticmem.ops.registry import KernelCall, Shapes, Temporary, from_ampere, function_of, rule, size_of, workspace
 from staticmem.ops.views import t
 from staticmem.units import Band
 
@@ -70,6 +70,10 @@ def _recurrent(
 
 
 _MOST_GATES = 4  # of an LSTM, the most of all cells
+
+
+# aten/src/ATen/native/RNN.cpp, `use_cudnn_rnn`: `supportsBFloat16RNNWithCuDNN` of cuda/detail/CUDAHooks.cpp
+from_ampere("aten._cudnn_rnn.default", "recurrent layers of cuDNN")
 
 
 @workspace("aten._cudnn_rnn.default aten._cudnn_rnn_backward.default", results=0)

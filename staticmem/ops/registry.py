@@ -276,6 +276,15 @@ def workspace(kernels: str, results: int = 1, by_card: bool = False) -> Callable
     return register
 
 
+# what kernels are that PyTorch has in bfloat16 from compute capability 8.0 on alone, by their names in traces
+FROM_AMPERE: dict[str, str] = {}  # of the families that are imported
+
+
+def from_ampere(kernels: str, what: str) -> None:
+    """Declares kernels whose bfloat16 begins with compute capability 8.0: before it PyTorch runs others."""
+    FROM_AMPERE.update(dict.fromkeys(kernels.split(), what))
+
+
 def workspace_of(kernel: str) -> WorkspaceRule | None:
     """What a kernel of a trace takes. Its family is imported: the kernel has its name from a rule there."""
     return WORKSPACES.get(kernel)

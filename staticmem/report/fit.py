@@ -41,7 +41,9 @@ class Way:
     `batch` samples of a micro-batch on each of `devices`, `accumulate` of them a step, `parallel` their strategy.
     `flags` ask `staticmem analyze` for the same step; its figures are these: the need of one device, and `fit`. The
     command `analyze` prints them, `check` fails where the expected need grows above the upper end of today's.
-    `missing_bytes` is what the upper end of the need is above 95 % of the usable memory; 0 where it fits.
+    `missing_bytes` is what a card would have to have more to hold it, or, where it is tight, what the upper end of the
+    need is above 95 % of the usable memory; 0 where it fits. `why` it is tight or cannot run, and the `condition` on
+    which it runs, are as in `gpu` of a report.
     """
 
     concessions: tuple[Concession, ...]
@@ -58,6 +60,8 @@ class Way:
     missing_bytes: int
     analyze: str
     check: str
+    why: str = ""
+    condition: str = ""
 
 
 @dataclass(frozen=True, slots=True)

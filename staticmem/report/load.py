@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from staticmem import files
+from staticmem.devices.sizing import Fit
 from staticmem.errors import UsageError
 from staticmem.report.model import BEYOND_LIVE, SCHEMA, Report
 
@@ -24,7 +25,7 @@ CODE = "SM173"
 # fields with words of staticmem's own, and mappings whose keys are; all other texts may be names from a model
 WORDS = frozenset({"phase", "category", "code", "by_category", "device_by_category", "bands"})
 _PLAIN = re.compile(r"[A-Za-z0-9_ -]{1,40}")
-FITS = ("fits", "tight", "does not fit")
+FITS = tuple(fit.value for fit in Fit)
 LARGEST = 512 << 20  # bytes: a report with every tensor of a graph of a million ops is below it
 
 

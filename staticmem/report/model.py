@@ -164,11 +164,14 @@ class DeviceInfo:
 
 @guarded(frozen=True, slots=True)
 class GpuFit:
-    """Whether a card has the memory. `fit` is "fits", "tight" or "does not fit".
+    """Whether a card runs the step. `fit` is "fits", "tight", "does not fit" or "cannot run it"; `why` says why it is
+    tight or cannot run.
 
-    `headroom_bytes` is what the expected need leaves of the usable memory, 0 where `missing_bytes` are short, which is
-    where it does not fit. It is tight where the band reaches beyond 95 % of that memory, or the allocator has to give
-    cached memory back (`DeviceInfo.retries`). `assumed` names figures of the card that have no source.
+    `headroom_bytes` is what the expected need leaves of the usable memory, 0 where `missing_bytes` are short. Those are
+    what a card would have to have more: `least_usable_bytes` is the usable memory of the smallest that holds the step.
+    It is tight where the band reaches beyond 95 % of that memory, or the allocator has to give cached memory back
+    (`DeviceInfo.retries`). `obstacle` says why the card cannot run the step, whatever its memory; `condition` on which
+    condition it runs it, as a build of PyTorch. `assumed` names figures of the card that have no source.
     """
 
     slug: str
@@ -179,6 +182,10 @@ class GpuFit:
     headroom_bytes: int
     missing_bytes: int
     assumed: tuple[str, ...]
+    why: str = ""
+    obstacle: str = ""
+    condition: str = ""
+    least_usable_bytes: int | None = None
 
 
 @guarded(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from staticmem.devices.sizing import Fit
 from staticmem.report.model import ModelInfo, NoteInfo, OpCount, ScenarioInfo
 
 SCHEMA = "staticmem.sizing/1"
 ACCUMULATE = "accumulate"  # of `Count.strategy`: one device, and micro-batches
-FITS, TIGHT = "fits", "tight"  # of `CardRow.fit`
+FITS, TIGHT = Fit.FITS.value, Fit.TIGHT.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """One card. `device_*_bytes` is what the step needs on it, `fit` "fits", "tight" or "does not fit".
+    """One card. `device_*_bytes` is what the step needs on it; `fit`, `why`, `condition`, `missing_bytes` and
+    `least_usable_bytes` are as in `gpu` of a report.
 
-    `headroom_bytes` is what the expected need leaves of the usable memory, `missing_bytes` what it is short of.
+    `headroom_bytes` is what the expected need leaves of the usable memory.
     `fit_with_checkpointing` is the same word with the blocks checkpointed, None where that does not apply.
     `device_compiled_bytes` is what the step needs with the model under torch.compile, None where that was not asked.
     `max_batch` and `safe_batch` are `batch` and `safe_batch` of `LargestBatch` (0: not even the smallest), None where
@@ -93,6 +95,9 @@ class CardRow:
     max_size: int | None = None
     safe_size: int | None = None
     safe_size_with_checkpointing: int | None = None
+    why: str = ""
+    condition: str = ""
+    least_usable_bytes: int | None = None
 
     @property
     def largest(self) -> tuple[int | None, int | None, int | None]:

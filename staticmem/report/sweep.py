@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from staticmem.devices.sizing import Fit
 from staticmem.report.model import LargestBatch, LargestSize
 from staticmem.report.shown import Shown
 
@@ -19,7 +20,7 @@ CHECK_SCHEMA = "staticmem.check/1"
 
 # Beside the words of devices.sizing.Fit:
 MAY_FIT = "may fit"  # live memory alone does not rule it out
-CANNOT_RUN = "cannot run it"  # whatever its memory
+CANNOT_RUN = Fit.CANNOT_RUN.value
 SAME, NUMERICS, TRAINING = "none", "numerics", "training"  # what a lever changes besides memory
 Setting = str | int | float | bool | None
 
@@ -27,9 +28,9 @@ Setting = str | int | float | bool | None
 @dataclass(frozen=True, slots=True)
 class CardFit:
     """A configuration on a card. `fit`: "fits", "tight", "does not fit", "may fit" where only live memory was
-    evaluated, or "cannot run it", whatever its memory, for the reason in `obstacle` (else empty). The meters are
-    expected bytes, `device_low_bytes` and `device_high_bytes` the band; None: not evaluated. `missing_bytes` is what it
-    is short of.
+    evaluated, or "cannot run it", whatever its memory. `why`, `obstacle`, `condition`, `missing_bytes` and
+    `least_usable_bytes` are as in `gpu` of a report. The meters are expected bytes, `device_low_bytes` and
+    `device_high_bytes` the band; None: not evaluated.
     """
 
     gpu: str
@@ -45,6 +46,9 @@ class CardFit:
     max_batch: LargestBatch | None = None
     max_dim: LargestSize | None = None
     obstacle: str = ""
+    why: str = ""
+    condition: str = ""
+    least_usable_bytes: int | None = None
 
     def with_largest(self, largest: LargestSize) -> CardFit:
         """This with the largest batch or size of a dimension."""
@@ -139,7 +143,8 @@ class LeverRow:
 class Levers(Shown):
     """The levers of a step, those that save most first. `base` is the step as it was asked for.
 
-    `gpu` and `usable_bytes` are the card's, `budget_bytes` what the step may need; None: not given.
+    `gpu` and `usable_bytes` are the card's, `budget_bytes` what the step may need; None: not given. `why`, `condition`,
+    `missing_bytes` and `least_usable_bytes` belong to the verdict on the step as asked, `base.fit`, as in a report.
     """
 
     kind: ClassVar[str] = "levers"
@@ -151,6 +156,10 @@ class Levers(Shown):
     budget_bytes: int | None
     base: LeverRow
     rows: tuple[LeverRow, ...]
+    why: str = ""
+    condition: str = ""
+    missing_bytes: int = 0
+    least_usable_bytes: int | None = None
 
 
 def cheapest(levers: Levers) -> LeverRow | None:
@@ -176,7 +185,8 @@ class Outcome:
     """One configuration against one budget. `gpu` is the card that a meter beyond `live` is for.
 
     `margin_bytes` is what the limit leaves; below zero the budget failed. None where the configuration could not be
-    analysed, as `error` says.
+    analysed, as `error` says. `fit`, `why`, `condition` and `missing_bytes` are the verdict on the card, as in `gpu` of
+    a report: a step that does not fit it, or that it cannot run, passes no budget of it. `fit` is None of live memory.
     """
 
     configuration: str
@@ -189,11 +199,16 @@ class Outcome:
     margin_bytes: int | None
     passed: bool
     error: ErrorInfo | None = None
+    fit: str | None = None
+    why: str = ""
+    condition: str = ""
+    missing_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """All outcomes. `failed`: one of level "error" is exceeded; `broken`: a configuration could not be analysed."""
+    """All outcomes, those first that failed. `failed`: one of level "error" is not kept; `broken`: a configuration
+    could not be analysed."""
 
     schema: str
     failed: bool

@@ -208,8 +208,14 @@ def verdict(report: Report, view: View = PLAIN) -> str:
             f"{live} of live tensors at the peak, {device} on the device ({card}{most}): {step}. "
             f"The peak is in {where}."
         )
-    needs = f"{step} needs {device} of its {view.size(gpu.usable_bytes)}{most}{returned_text(report.device, view)}"
-    largest = largest_text(report, view)
+    largest, usable = largest_text(report, view), view.size(gpu.usable_bytes)
+    if gpu.obstacle:
+        needs = f"{gpu.obstacle}. Of its {usable} {step} would take {device}{most}"
+    elif gpu.least_usable_bytes is not None:
+        needs = f"{step} needs {view.size(gpu.least_usable_bytes)} at the least, {device} with all of its cache; it has"
+        needs += f" {usable}"
+    else:
+        needs = f"{step} needs {device} of its {usable}{most}{returned_text(report.device, view)}"
     line = f"{_capital(fit_text(gpu, view).removeprefix('is '))}: {needs}. Live tensors peak at {live} in {where}."
     return f"{line} {largest}" if largest else line
 
@@ -219,6 +225,8 @@ def next_step(report: Report) -> str:
     gpu = report.gpu
     if gpu is None:
         return "Next: --gpu NAME says whether a card holds it; `staticmem size` compares cards."
+    if gpu.obstacle:
+        return "Next: `staticmem size` compares cards."
     if gpu.fit != "fits":
         return "Next: `staticmem levers` lists what makes it smaller, `staticmem size` which cards hold it."
     if largest_of(report) is None and report.scenario.batch is not None:
@@ -227,13 +235,17 @@ def next_step(report: Report) -> str:
 
 
 def fit_text(gpu: GpuFit, view: View) -> str:
-    """`fits a GeForce RTX 4090 with 3.10 GiB to spare`."""
+    """`fits a GeForce RTX 4090 with 3.10 GiB to spare`, with why it is tight and on which condition it runs."""
     card = with_article(gpu.name)
+    if gpu.obstacle:
+        return f"cannot run on {card}"
+    condition = f", on condition of {gpu.condition}" if gpu.condition else ""
     if gpu.fit == "does not fit":
         return f"does not fit {card}, {view.size(gpu.missing_bytes)} short"
     if gpu.fit == "fits":
-        return f"fits {card} with {view.size(gpu.headroom_bytes)} to spare"
-    return f"is tight on {card}, {view.size(gpu.headroom_bytes)} to spare"
+        return f"fits {card} with {view.size(gpu.headroom_bytes)} to spare{condition}"
+    why = f" ({gpu.why})" if gpu.why else ""
+    return f"is tight on {card}, {view.size(gpu.headroom_bytes)} to spare{why}{condition}"
 
 
 def with_article(name: str) -> str:

@@ -118,14 +118,9 @@ class _VerdictOn:
         self._asked = model, request, inputs
 
     def __call__(self, gpu: str) -> str:
-        from staticmem.devices.sizing import Fit as FitOnCard
-
         gpu = read_keyword("fits", OPTIONS["gpu"], gpu)
         bench = self._bench
-        request, card = bench.study.request, bench.card(gpu)
-        if bench.obstacle(request, card):
-            return FitOnCard.DOES_NOT_FIT.value
-        return bench.verdict(request, card, own=True).fit.value
+        return bench.verdict(bench.study.request, bench.card(gpu), own=True).fit.value
 
     @cached_property
     def _bench(self) -> Bench:

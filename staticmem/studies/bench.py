@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 
 from staticmem.devices import gpus
+from staticmem.devices.architectures import Needs, Standing
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE, Gpu
 from staticmem.devices.kernels import KernelWorkspaces
-from staticmem.devices.meters import Device, DeviceMeters, SharedReplays, Unlimited, alternatives, on_device, usable_on
+from staticmem.devices.meters import (
+    Device,
+    DeviceMeters,
+    SharedReplays,
+    Unlimited,
+    alternatives,
+    least_usable,
+    needs_of,
+    on_device,
+    standing_on,
+    usable_on,
+)
 from staticmem.devices.profile import NCCL
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
@@ -23,9 +35,9 @@ from staticmem.errors import StaticmemError
 from staticmem.liveness import liveness
 from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 from staticmem.report.html.beside import CardRow
-from staticmem.report.sweep import CANNOT_RUN, CardFit
+from staticmem.report.sweep import CardFit
 from staticmem.studies import Request, Study, without_cycle_search
-from staticmem.studies.device import device_of, obstacle_of
+from staticmem.studies.device import device_of
 from staticmem.studies.study import Key, key_of
 from staticmem.units import Band
 
@@ -73,23 +85,49 @@ class Verdicts:
     shared: dict[Kind, DeviceMeters] = field(default_factory=dict)  # without a limit, by `_kind`
     replays: SharedReplays = field(default_factory=SharedReplays)  # of this step and of others
     _own: dict[str, Verdict] = field(default_factory=dict)
+    _least: dict[tuple[Kind | str, int], int] = field(default_factory=dict)
     _sums: dict[tuple[Multiprocessors, tuple[str, ...]], dict[int, int]] = field(default_factory=dict)
 
     def of(self, card: Gpu, own: bool = False) -> Verdict:
         """The verdict with its band; `own`: from a replay for this card alone, to the byte that of `on_device`."""
         less, more = self.spread()
-        return self._without_spread(card, more, own).widened(less, more)
+        outcome = self._without_spread(card, more, own).widened(less, more)
+        if outcome.memory is Fit.DOES_NOT_FIT and outcome.least is None:
+            outcome = replace(outcome, least=self._least_usable(card, own))
+        return replace(outcome, standing=self.standing(card))
 
     def fits(self, card: Gpu) -> bool:
         """Whether the verdict is "fits". Where the band without the spread does not, the spread is not computed."""
-        if self._without_spread(card, 0).fit is not Fit.FITS:
+        if self.standing(card).obstacle or self._without_spread(card, 0).memory is not Fit.FITS:
             return False
         less, more = self.spread()
-        return not more or self._without_spread(card, more).widened(less, more).fit is Fit.FITS
+        return not more or self._without_spread(card, more).widened(less, more).memory is Fit.FITS
 
     def runs(self, card: Gpu) -> bool:
         """Whether the verdict is "fits" or "tight", which the spread does not decide."""
-        return self._without_spread(card, 0).fit is not Fit.DOES_NOT_FIT
+        return not self.standing(card).obstacle and self._without_spread(card, 0).memory is not Fit.DOES_NOT_FIT
+
+    def standing(self, card: Gpu) -> Standing:
+        """Whether the card runs the step, whatever its memory."""
+        return standing_on(self.result, on(self.device, card), self._needs)
+
+    @cached_property
+    def _needs(self) -> Needs:
+        return needs_of(self.result)
+
+    def _least_usable(self, card: Gpu, own: bool) -> int:
+        """The least usable memory that holds the step; cards that share replays share it."""
+        device = on(self.device, card)
+        if self.stand_in is not None:
+            device = replace(device, setup=on(self.device, self.stand_in).setup)
+        usable, key = usable_on(device), card.slug if own else _kind(self.representative(card))
+        overhead = device.setup.profile.overhead(card).expected
+        found = [least for (kind, _), least in self._least.items() if kind == key and least + overhead > usable]
+        if not found:
+            roomy = self.replays.unlimited(self.result, device) if own else self.unlimited(card)
+            found = [least_usable(roomy, device) - overhead]
+            self._least[key, usable] = found[0]
+        return found[0] + overhead
 
     def representative(self, card: Gpu) -> Gpu:
         """The card whose replay stands for this one's."""
@@ -110,7 +148,7 @@ class Verdicts:
         if own or near or needed.expected + doubt > usable or self._counts_the_card(needed, card):
             if self.stand_in is not None:
                 device = replace(device, setup=on(self.device, self.stand_in).setup)
-            self._own[card.slug] = on_device(self.result, device, self.replays.unlimited).verdict
+            self._own[card.slug] = on_device(self.result, device, self.replays.unlimited, least=False).verdict
             return self._own[card.slug]
         return verdict(needed, usable)
 
@@ -271,9 +309,9 @@ class Bench:
         with without_cycle_search():
             return self._of(request).of(card, own)
 
-    def obstacle(self, request: Request, card: Gpu) -> str:
-        """Why a card cannot run the step, whatever its memory (`architectures.obstacle`)."""
-        return obstacle_of(self.step(request), on(self.device, card))
+    def standing(self, request: Request, card: Gpu) -> Standing:
+        """Whether a card runs the step, whatever its memory."""
+        return self._of(request).standing(card)
 
     def safe(self, request: Request, card: Gpu) -> bool:
         """Whether the verdict is "fits": the whole band within 95 %."""
@@ -344,12 +382,12 @@ def fit_on(
     """The meters of a step of a request on a card, as reports have them; `unlimited` as in `on_device`."""
     device = device_of(replace(request, gpu=name))
     gpu, meters = device.gpu, on_device(result, device, unlimited).widened(*spread)
-    verdict, need, obstacle = meters.verdict, meters.device, obstacle_of(result, device)
-    fit = CANNOT_RUN if obstacle else verdict.fit.value
+    verdict, need = meters.verdict, meters.device
     return CardFit(
-        gpu.slug, gpu.usable, fit, meters.allocated.expected, meters.reserved.expected,
+        gpu.slug, gpu.usable, verdict.fit.value, meters.allocated.expected, meters.reserved.expected,
         need.expected, need.low, need.high, max(verdict.headroom, 0), verdict.missing,
-        obstacle=obstacle,
+        obstacle=verdict.standing.obstacle, why=verdict.why, condition=verdict.standing.condition,
+        least_usable_bytes=verdict.least,
     )  # fmt: skip
 
 
@@ -362,7 +400,7 @@ def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0
     rows = []
     for card in sorted(cards.values(), key=lambda card: (card.slug != asked.gpu.slug, card.usable, card.name)):
         named = card.slug == asked.gpu.slug
-        runs = not obstacle_of(result, on(asked, card))
+        runs = not verdicts.standing(card).obstacle
         if named or (runs and (wide or card.architecture == asked.gpu.architecture)):
             rows.append(_row(card, verdicts.of(card, own=named), named))
     return tuple(rows)
@@ -373,4 +411,5 @@ def _row(card: Gpu, outcome: Verdict, asked: bool) -> CardRow:
     return CardRow(
         card.slug, card.name, card.architecture, card.nominal, card.usable, low, expected, high, outcome.fit.value,
         outcome.headroom, asked, card.assumed, card.chip if card.chip != card.architecture else "",
+        outcome.why, outcome.standing.condition,
     )  # fmt: skip

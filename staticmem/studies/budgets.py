@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from staticmem.config.config import Budget
+from staticmem.devices.sizing import Fit
 from staticmem.report.sweep import CHECK_SCHEMA, CardFit, Check, Outcome, Sweep, SweepRow
+
+_REFUSED = (Fit.DOES_NOT_FIT.value, Fit.CANNOT_RUN.value)
 
 
 def check(sweep: Sweep, budgets: Sequence[Budget]) -> Check:
     """Every configuration against every budget."""
-    outcomes = tuple(outcome for row in sweep.rows for outcome in _of_row(row, budgets))
+    outcomes = tuple(sorted((one for row in sweep.rows for one in _of_row(row, budgets)), key=_urgency))
     failed = any(not o.passed and o.level == "error" and o.error is None for o in outcomes)
     return Check(CHECK_SCHEMA, failed, any(o.error is not None for o in outcomes), outcomes)
+
+
+def _urgency(outcome: Outcome) -> tuple[bool, bool, bool, int]:
+    """What fails comes first: what could not be analysed, then errors, then warnings, the worst of each first."""
+    return outcome.error is None, outcome.passed, outcome.level == "warning", outcome.margin_bytes or 0
 
 
 def _of_row(row: SweepRow, budgets: Sequence[Budget]) -> Iterator[Outcome]:
@@ -23,16 +31,22 @@ def _of_row(row: SweepRow, budgets: Sequence[Budget]) -> Iterator[Outcome]:
             yield Outcome(name, row.model, None, budget.metric, budget.level, limit, None, None, False, row.error)
         elif budget.metric == "live":
             assert row.live_bytes is not None
-            yield _outcome(name, row, None, budget, row.live_bytes)
+            alone = all(other.metric == "live" for other in budgets)  # else the budgets of cards say it
+            card = next((card for card in row.cards if card.fit in _REFUSED), None) if alone else None
+            yield _outcome(name, row, card, budget, row.live_bytes)
         else:
             for card in row.cards:
-                yield _outcome(name, row, card.gpu, budget, _meter(card, budget.metric))
+                yield _outcome(name, row, card, budget, _meter(card, budget.metric))
 
 
-def _outcome(name: str, row: SweepRow, gpu: str | None, budget: Budget, nbytes: int) -> Outcome:
-    limit = budget.limit_bytes
+def _outcome(name: str, row: SweepRow, card: CardFit | None, budget: Budget, nbytes: int) -> Outcome:
+    """A budget is kept where the meter is within it, and, of a card, where the card runs the step at all."""
+    limit, gpu = budget.limit_bytes, card.gpu if card is not None else None
     margin = limit - nbytes
-    return Outcome(name, row.model, gpu, budget.metric, budget.level, limit, nbytes, margin, margin >= 0)
+    runs = card is None or card.fit not in _REFUSED
+    stands = (card.fit, card.why, card.condition, card.missing_bytes) if card is not None else (None, "", "", 0)
+    passed = margin >= 0 and runs
+    return Outcome(name, row.model, gpu, budget.metric, budget.level, limit, nbytes, margin, passed, None, *stands)
 
 
 def _meter(card: CardFit, metric: str) -> int:

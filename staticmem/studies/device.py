@@ -8,15 +8,12 @@ from pathlib import Path
 
 from staticmem.allocators.settings import parse_settings
 from staticmem.devices import gpus, profile
-from staticmem.devices.architectures import obstacle, runs_compiled_code
 from staticmem.devices.conv_workspace import OLD_CUDNN
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import Setup
 from staticmem.devices.meters import Device, DeviceMeters
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import Verdict
-from staticmem.engine.step import StepResult
-from staticmem.errors import UsageError
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.scenario.request import Request
 from staticmem.units import format_bytes
@@ -31,13 +28,10 @@ def device_of(request: Request) -> Device:
     """The card and its software.
 
     Raises:
-        UsageError: no such card, one that the compiled code of the request does not run on, or an option that is not
-            understood.
+        UsageError: no such card, or an option that is not understood.
         CudnnError: --cudnn library is given, and there is no libcudnn.
     """
     gpu = gpus.find(request.gpu or DEFAULT_GPU, file=request.gpus_file)
-    if request.compiles and not runs_compiled_code(gpu):
-        raise too_old([gpu])
     software = profile.load(Path(request.profile) if request.profile is not None else None)
     if request.on_ranks:
         software = replace(software, libraries=software.libraries.plus(profile.NCCL))
@@ -56,38 +50,15 @@ def device_of(request: Request) -> Device:
     return Device(gpu, setup, parse_settings(request.alloc_conf), bounded=request.gpu is not None)
 
 
-def too_old(cards: Sequence[Gpu]) -> UsageError:
-    """The error of cards that compiled code does not run on."""
-    names = ", ".join(card.name for card in cards)
-    why = "Inductor writes its kernels in Triton, which needs compute capability 7.0 (sm_70); PyTorch raises an error."
-    return UsageError(
-        f"torch.compile does not run on: {names}", why, "Leave out --compile, or choose a newer GPU.", "SM184"
-    )
-
-
 def without_device(report: Report) -> Report:
     text = "the graph is large: allocated, reserved and device memory are worked out if --gpu asks for them"
     return replace(report, assumptions=(*report.assumptions, NoteInfo("SM406", text, 1)))
 
 
-def obstacle_of(result: StepResult, device: Device) -> str:
-    """Why a card cannot run a step with its software, whatever its memory; empty where it can."""
-    dtypes = {form.dtype.name for form in set(result.trace.buffers.forms)}
-    return obstacle(device.gpu, device.setup.torch, dtypes, compiled=result.compiled is not None)
-
-
 def with_device(
-    report: Report,
-    request: Request,
-    device: Device,
-    meters: DeviceMeters,
-    spread: tuple[int, int],
-    stands_in_the_way: str = "",
+    report: Report, request: Request, device: Device, meters: DeviceMeters, spread: tuple[int, int]
 ) -> Report:
-    """The report with the meters of a card beside the live one; `spread`, what the file leaves open, widens bands.
-
-    `stands_in_the_way` says why the card cannot run the step (`obstacle_of`).
-    """
+    """The report with the meters of a card beside the live one; `spread`, what the file leaves open, widens bands."""
     meters = meters.widened(*spread)
     bands = dict(report.peak.bands)
     for name in ("allocated", "reserved", "device", "context"):
@@ -104,17 +75,28 @@ def with_device(
     )
     notes = (*report.assumptions, _note(request, device), *_shared_memory(request, device))
     fit = gpu_fit(device.gpu, meters.verdict) if request.gpu is not None else None
-    warnings = report.warnings
-    if stands_in_the_way and request.gpu is not None:
-        warnings = (*warnings, NoteInfo("SM285", f"the {device.gpu.name} cannot run it: {stands_in_the_way}", 1))
+    warnings = report.warnings if request.gpu is None else (*report.warnings, *_standing(device.gpu, meters.verdict))
     info = _info(request, device, meters)
     return replace(report, peak=peak, gpu=fit, device=info, assumptions=notes, warnings=warnings)
 
 
+def _standing(card: Gpu, outcome: Verdict) -> Sequence[NoteInfo]:
+    """Why a card cannot run the step, or runs it on a condition."""
+    stands = outcome.standing
+    if stands.obstacle:
+        return (NoteInfo("SM285", f"the {card.name} cannot run it: {stands.obstacle}", 1),)
+    if stands.condition:
+        return (NoteInfo("SM414", f"the {card.name} runs it with {stands.condition}: {stands.reason}", 1),)
+    return ()
+
+
 def gpu_fit(card: Gpu, outcome: Verdict) -> GpuFit:
     """A verdict as the report has it."""
-    fit, headroom, missing = outcome.fit.value, max(outcome.headroom, 0), outcome.missing
-    return GpuFit(card.slug, card.name, card.architecture, card.usable, fit, headroom, missing, card.assumed)
+    return GpuFit(
+        card.slug, card.name, card.architecture, card.usable, outcome.fit.value, max(outcome.headroom, 0),
+        outcome.missing, card.assumed, outcome.why, outcome.standing.obstacle, outcome.standing.condition,
+        outcome.least,
+    )  # fmt: skip
 
 
 def _info(request: Request, device: Device, meters: DeviceMeters) -> DeviceInfo:

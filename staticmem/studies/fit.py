@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from staticmem.devices.architectures import obstacle
+from staticmem.devices.architectures import computes_in_bfloat16
 from staticmem.devices.sizing import TIGHT
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.parallel.rank import on_one_device
@@ -134,8 +134,7 @@ class _Search:
 
     def _of_card(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Mixed precision in the type that the card has."""
-        torch = self.bench.device.setup.torch
-        if obstacle(self.card, torch, ("bfloat16",)) == obstacle(self.card, torch):
+        if computes_in_bfloat16(self.card):
             return options
         return {"amp": "fp16", "grad_scaler": True}
 
@@ -204,15 +203,14 @@ class _Search:
         try:
             batches = LargestBatches(self.bench, replace(request, accumulate=self.study.request.accumulate))
             batches.check()
-            batch = batches.safe(self.card)
-            return batch if batch and not self.bench.obstacle(batches.at(batch), self.card) else 0
+            return batches.safe(self.card)
         except StaticmemError as error:
             self.error = self.error or error
             return 0
 
     def _is_safe(self, request: Request) -> bool:
         try:
-            return self.bench.safe(request, self.card) and not self.bench.obstacle(request, self.card)
+            return self.bench.safe(request, self.card)
         except StaticmemError as error:  # the model does not take this batch, or a change does not go with the request
             self.error = self.error or error
             return False
@@ -243,6 +241,7 @@ class _Search:
             flags_of(request), report.peak.live_bytes, band.low, report.peak.device_bytes, band.high, fits.fit,
             0 if fits.fit == "fits" else over,
             *commands(self.study, request, self.card, band.high, self.options.config),
+            fits.why, fits.condition,
         )  # fmt: skip
 
     def _cost(self, request: Request) -> Cost:
@@ -285,10 +284,6 @@ class _Search:
             assert self.error is not None
             raise self.error
         _, change, request = nearest
-        stands_in_the_way = self.bench.obstacle(request, self.card)
-        if stands_in_the_way:
-            hint = "Name another GPU, or the PyTorch that runs the step: --torch-version."
-            raise UsageError(f"{self.card.name} cannot run this step", f"{stands_in_the_way}.", hint, "SM285")
         return self._fit(self._way(change, request), request, False, would_fit=self._would_fit())
 
     def _smallest(self, request: Request) -> Request | None:

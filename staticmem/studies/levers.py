@@ -74,7 +74,8 @@ def levers(
     rows = [row for row in rows if row.saved_bytes and row.fit != CANNOT_RUN]
     rows.sort(key=lambda row: (-row.saved_bytes, row.compute, row.does))
     name, usable = (card.gpu, card.usable_bytes) if card is not None else (None, None)
-    return Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows))
+    stands = (card.why, card.condition, card.missing_bytes, card.least_usable_bytes) if card is not None else ()
+    return Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows), *stands)
 
 
 def candidates(study: Study) -> Iterator[Lever]:

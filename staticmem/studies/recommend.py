@@ -21,34 +21,41 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     if not able:
         return f"No GPU of the list can {what}: {rows[-1].name}: {rows[-1].obstacle}.", None
     rows = able
-    one = _examined([row for row in rows if row.fit == FITS])
+    one = _examined(_preferred([row for row in rows if row.fit == FITS]))
+    tight = _examined(_preferred([row for row in rows if row.fit == TIGHT]))
     ranks = request.context_parallel or 1
     devices = request.devices or ranks
     if request.on_ranks and devices > 1:
         names = [TITLES[request.parallel]] if request.parallel is not None else []
         names += [f"each sequence over {ranks} of them"] if ranks > 1 else []
         what = what if ranks > 1 else _each(what, str(request.parallel))
-        return _of_ranks(one, rows, " and ".join(names), devices, what)
+        return _of_ranks(one, tight, rows, " and ".join(names), devices, what)
     if one:
         return _of_one(one, rows, what)
     several = _several(rows)
+    if tight:
+        return _of_tight(tight, several, what)
     if several is None:
         least = min(rows, key=lambda row: row.missing_bytes or 0)
         text = f"No GPU of the list can {what}: the {least.name} is short by {format_bytes(least.missing_bytes)}."
         return f"{text} The levers say what makes it smaller.", None
     row, count = several
-    what = what if count.batch is not None else _each(what, count.strategy)
-    with_blocks = " and checkpointed blocks" if count.checkpointing else ""
-    need = count.device_bytes or 0
-    left = _share(row.usable_bytes - need, row.usable_bytes)
-    text = f"{_several_text(row, count, what)}{with_blocks}, with {left} headroom"
-    text += _cost(row, count.devices or 1)
+    text = _with_room(row, count, what)
     nearest = max(rows, key=lambda r: r.usable_bytes)
     at_once = " at once" if count.strategy == ACCUMULATE else ""
     return (
         f"{text}; no single GPU can{at_once}: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.",
         row.slug,
     )
+
+
+def _with_room(row: CardRow, count: Count, what: str) -> str:
+    """`2 x L4 train it at batch 64 each with ZeRO-2 and checkpointed blocks, with 40 % headroom`, and their cost."""
+    what = what if count.batch is not None else _each(what, count.strategy)
+    with_blocks = " and checkpointed blocks" if count.checkpointing else ""
+    left = _share(row.usable_bytes - (count.device_bytes or 0), row.usable_bytes)
+    cost = _cost(row, count.devices or 1)
+    return f"{_several_text(row, count, what)}{with_blocks}, with {left} headroom{_on(row)}{cost}"
 
 
 def _several_text(row: CardRow, count: Count, what: str) -> str:
@@ -64,15 +71,14 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
     """The least that fits (the cheapest where there are prices), the next larger, and the largest that does not."""
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
-    verb = what.replace("train it", "trains it", 1).replace("run it", "runs it", 1)
-    text = f"One {best.name} {verb} with {left} headroom{_cost(best, 1)}"
+    text = f"One {best.name} {_singular(what)} with {left} headroom{_on(best)}{_cost(best, 1)}"
     larger = [row for row in one if row.usable_bytes > best.usable_bytes and row.vendor == best.vendor]
     if larger:
         text += f"; the {larger[0].name} also fits"
     short = [row for row in rows if row.fit not in (FITS, TIGHT)]
     tight = [row for row in rows if row.fit == TIGHT]
     if tight:
-        text += f"; the {tight[-1].name} is tight"
+        text += f"; the {tight[-1].name} is tight ({tight[-1].why})"
     if short:
         nearest = short[-1]
         less = ", but not with checkpointed blocks" if nearest.fit_with_checkpointing == FITS else ""
@@ -84,10 +90,23 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
     return f"{text}.", best.slug
 
 
+def _of_tight(tight: Sequence[CardRow], several: tuple[CardRow, Count] | None, what: str) -> tuple[str, str | None]:
+    """The least that holds the step tightly, and why that is tight; several that have room beside it."""
+    best = min(tight, key=_cheapness)
+    text = f"One {best.name} {_singular(what)}, but it is tight: {best.why}{_on(best)}{_cost(best, 1)}"
+    if several is not None:
+        row, count = several
+        text += f"; {_with_room(row, count, what)}"
+    return f"{text}.", best.slug
+
+
 def _of_ranks(
-    one: Sequence[CardRow], rows: Sequence[CardRow], title: str, devices: int, what: str
+    one: Sequence[CardRow], tight: Sequence[CardRow], rows: Sequence[CardRow], title: str, devices: int, what: str
 ) -> tuple[str, str | None]:
     how = f"{devices} devices with {title}"
+    if not one and tight:
+        best = min(tight, key=_cheapness)
+        return f"{devices} x {best.name} {what} with {title}, but it is tight: {best.why}{_on(best)}.", best.slug
     if not one:
         best = min(rows, key=lambda row: row.missing_bytes or 0)
         return (
@@ -96,7 +115,21 @@ def _of_ranks(
         )
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
-    return f"{devices} x {best.name} {what} with {title}, with {left} headroom.", best.slug
+    return f"{devices} x {best.name} {what} with {title}, with {left} headroom{_on(best)}.", best.slug
+
+
+def _singular(what: str) -> str:
+    return what.replace("train it", "trains it", 1).replace("run it", "runs it", 1)
+
+
+def _on(row: CardRow) -> str:
+    """The condition on which a card runs the step."""
+    return f", on condition of {row.condition}" if row.condition else ""
+
+
+def _preferred(rows: Sequence[CardRow]) -> Sequence[CardRow]:
+    """Those that run the step without a condition, if there are any."""
+    return [row for row in rows if not row.condition] or rows
 
 
 def _examined(rows: Sequence[CardRow]) -> Sequence[CardRow]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from staticmem.devices import gpus
-from staticmem.devices.architectures import runs_compiled_code
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.sizing import Fit
 from staticmem.errors import StaticmemError, UsageError
@@ -18,7 +17,6 @@ from staticmem.scenario.step import RUNS_PARTS, WHOLE
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.checkpoints import repeated_blocks
-from staticmem.studies.device import too_old as without_compiled_code
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.levers import levers
 from staticmem.studies.recommend import recommend
@@ -40,8 +38,7 @@ NOT_INCLUDED = (
 
 @dataclass(frozen=True)
 class Options:
-    """The request of a sizing report, apart from the step. `cards` are those that may be bought, `too_old` those among
-    them that the compiled code of the step does not run on; `command` is shown."""
+    """The request of a sizing report, apart from the step. `cards` are those that may be bought; `command` is shown."""
 
     cards: Sequence[Gpu]
     prices: Mapping[str, Price] = field(default_factory=dict)
@@ -49,7 +46,6 @@ class Options:
     command: str = ""
     batches: bool = True  # search the largest batches
     progress: Callable[[int, int], None] = lambda done, total: None
-    too_old: Sequence[Gpu] = ()
     global_batch: int | None = None  # of a step: what devices share, or one takes in micro-batches
     dim: str | None = None  # search the largest sizes of this dimension, in place of batches
 
@@ -65,12 +61,6 @@ def size(study: Study, options: Options) -> Sizing:
         raise UsageError(
             "no GPU is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", code="SM183"
         )
-    too_old = [card for card in options.cards if study.request.compiles and not runs_compiled_code(card)]
-    if too_old:
-        cards = [card for card in options.cards if card not in too_old]
-        if not cards:
-            raise without_compiled_code(too_old)
-        options = replace(options, cards=cards, too_old=too_old)
     if options.dim is not None and (options.global_batch is not None or not options.batches):
         other = "--no-batches" if not options.batches else "--global-batch"
         why = "The search makes the dimension larger at one batch, in place of the search of batches."
@@ -153,10 +143,6 @@ class _Sizing:
             text = f"GPUs of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
             notes.append(_note(f"{text} and PyTorch's allocator on them were not examined"))
         ops, warnings = report.coverage, report.warnings
-        if options.too_old:
-            names = ", ".join(card.name for card in options.too_old)
-            text = f"left out, as compiled code does not run on them (Triton needs sm_70): {names}"
-            warnings = (*warnings, NoteInfo("SM184", text, len(options.too_old)))
         return Sizing(
             SCHEMA, __version__, options.date, gpus.checked(), report.model, report.scenario, step_name(report),
             report.parameters.count, report.peak.live_bytes, sentence, card, tuple(rows), self.strategies, batches,
@@ -179,7 +165,7 @@ class _Sizing:
 
     def _row(self, card: Gpu, plain: LargestBatches | None, with_blocks: LargestBatches | None) -> CardRow:
         outcome = self.bench.verdict(self.request, card, own=self.few)
-        obstacle = self.bench.obstacle(self.request, card)
+        obstacle = outcome.standing.obstacle
         if obstacle:
             plain = with_blocks = None
         (largest, safe), (_, safe_with_blocks) = self._largest(plain, card), self._largest(with_blocks, card, False)
@@ -199,6 +185,7 @@ class _Sizing:
             price_class=card.price_class, price=self.options.prices.get(card.slug),
             assumed=(*card.assumed, *card.unread), obstacle=obstacle,
             max_size=sizes[0], safe_size=sizes[1], safe_size_with_checkpointing=sizes[2],
+            why=outcome.why, condition=outcome.standing.condition, least_usable_bytes=outcome.least,
         )  # fmt: skip
 
     def _largest(self, batches: LargestBatches | None, card: Gpu, both: bool = True) -> tuple[int | None, int | None]:
@@ -221,12 +208,11 @@ class _Sizing:
         """The need with the model under torch.compile; None where it is so already, where compiled code does not run on
         the card, or the graph is large."""
         request = self.request
-        if not runs_compiled_code(card):
-            return None
         if request.compile or request.on_ranks or self.study.result.trace.ticks > LIMIT:
             return None
         try:
-            return self.bench.verdict(replace(request, compile=(WHOLE,)), card).needed[1]
+            outcome = self.bench.verdict(replace(request, compile=(WHOLE,)), card)
+            return None if outcome.standing.obstacle else outcome.needed.expected
         except StaticmemError:
             return None
 

@@ -369,11 +369,10 @@ class Study:
                     devices=request.devices or request.context_parallel,
                 )
             report = replace(report, scenario=shared)
-        from staticmem.studies.device import obstacle_of, with_device, without_device
+        from staticmem.studies.device import with_device, without_device
 
         if self.replays:
-            obstacle = obstacle_of(result, self.device)
-            report = with_device(report, request, self.device, self.meters, self.spread, obstacle)
+            report = with_device(report, request, self.device, self.meters, self.spread)
         else:
             report = without_device(report)
         if request.method == "textbook":

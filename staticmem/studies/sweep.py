@@ -10,12 +10,15 @@ from typing import Any
 
 from staticmem.config.config import Config, load
 from staticmem.config.locate import is_config
+from staticmem.devices.architectures import Needs, standing
+from staticmem.devices.sizing import Fit
 from staticmem.documents import Node
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
 from staticmem.frontends import architectures
+from staticmem.ir.dtypes import bfloat16
 from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.kinds import kind_of, read_keyword, read_keywords, read_texts
-from staticmem.scenario.request import OPTIONS, Request
+from staticmem.scenario.request import OPTIONS, Request, precision
 from staticmem.studies import Study, without_cycle_search, workers
 from staticmem.studies.bench import Bench, card_fit
 from staticmem.studies.device_rows import device_rows
@@ -321,5 +324,17 @@ def _ruled_out(row: Row, gpu: str) -> CardFit:
     device = device_of(replace(row.request, gpu=gpu))
     card = device.gpu
     left = card.usable - row.live - device.setup.profile.overhead(card).low
-    fit = MAY_FIT if left >= 0 else "does not fit"
-    return CardFit(card.slug, card.usable, fit, None, None, None, None, None, max(left, 0), max(-left, 0))
+    outcome = standing(card, device.setup.torch, _needs(row.request))
+    fit = MAY_FIT if left >= 0 else Fit.DOES_NOT_FIT.value
+    fit = Fit.CANNOT_RUN.value if outcome.obstacle else fit
+    return CardFit(
+        card.slug, card.usable, fit, None, None, None, None, None, max(left, 0), max(-left, 0),
+        obstacle=outcome.obstacle, why=outcome.obstacle, condition=outcome.condition,
+    )  # fmt: skip
+
+
+def _needs(request: Request) -> Needs:
+    """What a step needs of a chip, as far as its request says it: it was not run."""
+    cast, autocast = (precision(name, getattr(request, name)) is bfloat16 for name in ("dtype", "amp"))
+    compiled = bool(request.compile) or (request.compile_optimizer and cast)
+    return Needs(cast or autocast, autocast, request.compiles, compiled and (cast or autocast))

@@ -192,23 +192,22 @@ def test_plans_are_kept_for_what_decides_them(option: dict[str, Any]) -> None:
 def test_cards_that_are_too_old(capsys: pytest.CaptureFixture[str]) -> None:
     """`GPUTooOldForTriton`: compiled code needs compute capability 7.0. Eager code runs."""
     old = ("--gpu", "gtx-1080-ti")
-    for words in (("analyze", "--compile"), ("analyze", "--optimizer", "adam", "--compile-optimizer")):
-        code, _, err = run(capsys, words[0], RESNET, "--batch", "2", *old, *words[1:])
-        assert code == 2
-        assert "torch.compile does not run on: GeForce GTX 1080 Ti [SM184]" in err
-    assert run(capsys, "analyze", RESNET, "--batch", "2", *old)[0] == 0
+    for words in (("--compile",), ("--optimizer", "adam", "--compile-optimizer")):
+        code, out, _ = run(capsys, "analyze", RESNET, "--batch", "2", *old, *words, "-f", "json")
+        assert (code, json.loads(out)["gpu"]["fit"]) == (0, "cannot run it")
+        assert "Triton" in json.loads(out)["gpu"]["obstacle"]
+    assert "Fits" in run(capsys, "analyze", RESNET, "--batch", "2", *old)[1]
     sizing = ("size", RESNET, "--batch", "2", "--no-batches", "-f", "json")
-    assert "SM184" in run(capsys, *sizing, *old, "--compile")[2]
     code, out, _ = run(capsys, *sizing, *old, "--gpu", "t4")
     cards = {card["slug"]: card for card in json.loads(out)["cards"]}
     assert cards["gtx-1080-ti"]["device_compiled_bytes"] is None
     assert cards["t4"]["device_compiled_bytes"] is not None
     code, out, _ = run(capsys, *sizing, *old, "--gpu", "t4", "--compile")
     report = json.loads(out)
-    assert [card["slug"] for card in report["cards"]] == ["t4"]
-    assert [note["text"][-19:] for note in report["warnings"] if note["code"] == "SM184"] == ["GeForce GTX 1080 Ti"]
+    assert report["recommended"] == "t4"
+    assert {card["slug"]: card["fit"] for card in report["cards"]} == {"t4": "fits", "gtx-1080-ti": "cannot run it"}
     need = analyzed(capsys, RESNET, "--batch", "2", "--gpu", "t4", "--compile")["peak"]["device_bytes"]
-    assert report["cards"][0]["device_bytes"] == need
+    assert next(card for card in report["cards"] if card["slug"] == "t4")["device_bytes"] == need
 
 
 def test_cuda_graphs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

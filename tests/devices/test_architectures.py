@@ -8,7 +8,7 @@ import pytest
 
 from staticmem.cli.main import main
 from staticmem.devices import gpus
-from staticmem.devices.architectures import capability, obstacle
+from staticmem.devices.architectures import Needs, Standing, capability, standing
 from staticmem.report.sizing import Sizing
 from staticmem.studies import Study, request_of
 from staticmem.studies.sizing import Options, size
@@ -21,35 +21,59 @@ def test_capabilities() -> None:
     assert [capability(name) for name in ("sm_61", "sm_100", "sm_121", "gfx942")] == [(6, 1), (10, 0), (12, 1), None]
 
 
+PLAIN = Needs()
+HALF = Needs(bfloat16=True)
+
+
 @pytest.mark.parametrize(
-    ("slug", "torch", "words"),
+    ("slug", "torch", "condition"),
     [
         # https://github.com/pytorch/pytorch/issues/172663: CUDA 13.0 is built from Turing on; 12.6 has Pascal
-        ("gtx-1080-ti", "2.13", "6.1; its wheel for CUDA 12.6 has"),
-        ("v100-16gb", "2.11", "7.0; its wheel for CUDA 12.6 has"),
+        ("gtx-1080-ti", "2.13", "PyTorch 2.13's wheel for CUDA 12.6"),
+        ("v100-16gb", "2.11", "PyTorch 2.11's wheel for CUDA 12.6"),
         ("v100-16gb", "2.10", ""),  # of CUDA 12.8, with Volta
-        ("v100-16gb", "2.15", "PyTorch 2.15 from PyPI (CUDA 13.2) has no kernels for compute capability 7.0"),
+        ("v100-16gb", "2.15", "of your own, or a PyTorch before 2.15 with its wheel for CUDA 12.6"),
         ("gtx-1080-ti", "2.7", ""),  # kernels for 6.0 run on 6.1
         ("t4", "2.15", ""),
         ("l4", "2.13", ""),  # 8.6 on 8.9
-        ("rtx-5090", "2.6", "12.0"),
-        ("rtx-5090", "2.7", "its wheel for CUDA 12.8 has"),
+        ("rtx-5090", "2.6", "of your own, or PyTorch 2.7 with its wheel for CUDA 12.8"),
+        ("rtx-5090", "2.7", "PyTorch 2.7's wheel for CUDA 12.8"),
         ("rtx-5090", "2.8", ""),
         ("b300", "2.13", ""),  # 10.0 on 10.3
-        ("h100-sxm-80gb", "1.13", "9.0"),
+        ("h100-sxm-80gb", "1.13", "of your own, or PyTorch 2.1 from PyPI"),
+        ("jetson-agx-orin-64gb", "2.13", "NVIDIA's build of PyTorch for JetPack"),
         ("mi300x", "2.13", ""),
     ],
 )
-def test_a_wheel_has_kernels_for_some_chips(slug: str, torch: str, words: str) -> None:
-    found = obstacle(CARDS[slug], torch)
-    assert words in found
-    assert bool(words) == bool(found)
+def test_a_wheel_has_kernels_for_some_chips(slug: str, torch: str, condition: str) -> None:
+    """Another build is a condition: the step runs with it."""
+    found = standing(CARDS[slug], torch, PLAIN)
+    assert found.obstacle == ""
+    assert condition in found.condition
+    assert bool(condition) == bool(found.condition) == bool(found.reason)
 
 
-def test_bfloat16_begins_with_ampere() -> None:
-    assert "no arithmetic in bfloat16" in obstacle(CARDS["t4"], "2.13", {"bfloat16", "float32"})
-    assert obstacle(CARDS["t4"], "2.13", {"float16", "float32"}) == ""
-    assert obstacle(CARDS["a10"], "2.13", {"bfloat16"}) == ""
+@pytest.mark.parametrize("slug", CARDS)
+@pytest.mark.parametrize("torch", ["1.13", "2.2", "2.6", "2.8", "2.13", "2.15"])
+def test_every_card_has_an_answer_for_every_release(slug: str, torch: str) -> None:
+    for needs in (PLAIN, HALF, Needs(compiled=True), Needs(True, True, True, True, "fused attention")):
+        found = standing(CARDS[slug], torch, needs)
+        assert not (found.obstacle and found.condition)
+
+
+def test_bfloat16_is_emulated_before_ampere() -> None:
+    """Sources by release are in `devices.architectures`."""
+    assert "slow arithmetic in bfloat16" in standing(CARDS["t4"], "2.13", HALF).condition
+    assert "wheel for CUDA 12.6 and slow arithmetic" in standing(CARDS["v100-16gb"], "2.13", HALF).condition
+    assert standing(CARDS["t4"], "2.13", PLAIN) == standing(CARDS["a10"], "2.13", HALF) == Standing()
+    autocast = Needs(bfloat16=True, autocast=True)
+    assert "torch.autocast of PyTorch 2.2 refuses" in standing(CARDS["t4"], "2.2", autocast).obstacle
+    assert standing(CARDS["t4"], "2.2", HALF).obstacle == standing(CARDS["t4"], "2.3", autocast).obstacle == ""
+    assert "--sdpa math" in standing(CARDS["t4"], "2.13", Needs(True, fused="fused attention")).obstacle
+    compiled = Needs(True, compiled=True, compiled_bfloat16=True)
+    assert "Triton of PyTorch 2.3" in standing(CARDS["t4"], "2.3", compiled).obstacle
+    assert "leaves code in bfloat16 uncompiled" in standing(CARDS["t4"], "2.13", compiled).obstacle
+    assert standing(CARDS["l4"], "2.13", compiled) == Standing()
 
 
 def sized(**words: object) -> Sizing:
@@ -58,21 +82,34 @@ def sized(**words: object) -> Sizing:
     return size(study, Options(chosen, batches=False))
 
 
-def test_a_card_that_cannot_run_the_step_is_not_recommended() -> None:
+def test_a_card_without_a_condition_is_recommended_first() -> None:
     plain, half = sized(), sized(amp="bf16")
     assert (plain.recommended, half.recommended) == ("t4", "l4")
-    assert [bool(row.obstacle) for row in plain.cards] == [True, False, False]
-    assert [bool(row.obstacle) for row in half.cards] == [True, True, False]
+    assert [bool(row.condition) for row in plain.cards] == [True, False, False]
+    assert [bool(row.condition) for row in half.cards] == [True, True, False]
+    assert not any(row.obstacle for row in (*plain.cards, *half.cards))
     assert sized(torch_version="2.7").recommended == "gtx-1080-ti"
 
 
-def test_analyze_warns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_analyze_says_the_condition(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(BLOCKS), "--batch", "4", "--optimizer", "adam", "--amp", "bf16", "--gpu", "t4"]) == 0
-    assert "the Tesla T4 cannot run it: it has no arithmetic in bfloat16" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "to spare, on condition of slow arithmetic in bfloat16" in said
+    assert "the Tesla T4 runs it with slow arithmetic in bfloat16: bfloat16 is emulated on it" in said
+
+
+def test_fused_attention_in_bfloat16_needs_ampere(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before it PyTorch takes the math kernel, whose memory is another: nothing is said to fit by the fused one's."""
+    path = BLOCKS.parent / "gpt2.pt2"
+    words = {"batch": 1, "amp": "bf16", "gpu": "t4"}
+    fused, math = (Study.open(path, request_of({**words, **more})).report.gpu for more in ({}, {"sdpa": "math"}))
+    assert fused is not None
+    assert math is not None
+    assert (fused.fit, math.fit) == ("cannot run it", "fits")
+    assert "--sdpa math is what it runs" in fused.why
 
 
 def test_compiled_code_needs_triton() -> None:
-    pascal, volta = gpus.find("gtx-1080-ti"), gpus.find("v100")
-    assert "Triton" in obstacle(pascal, "2.6", compiled=True)
-    assert "Triton" not in obstacle(volta, "2.6", compiled=True)
-    assert "Triton" not in obstacle(pascal, "2.6")
+    pascal, volta, compiled = gpus.find("gtx-1080-ti"), gpus.find("v100"), Needs(compiled=True)
+    assert "Triton" in standing(pascal, "2.6", compiled).obstacle
+    assert standing(volta, "2.6", compiled).obstacle == standing(pascal, "2.6", PLAIN).obstacle == ""

@@ -116,7 +116,26 @@ def test_what_does_not_fit_is_expected_without_a_limit(roomy: Report) -> None:
     assert short.gpu is not None
     assert short.gpu.fit == "does not fit"
     assert short.peak == _report("vgg16.pt2", _gib(live + 2**20), **PRESSED).peak
-    assert short.gpu.missing_bytes == (short.peak.device_bytes or 0) - short.gpu.usable_bytes
+    least = short.gpu.least_usable_bytes or 0
+    assert short.gpu.missing_bytes == least - short.gpu.usable_bytes
+    assert least < (short.peak.device_bytes or 0)
+
+
+def test_the_least_memory_that_holds_a_step(roomy: Report) -> None:
+    """A card with it holds the step, one with a segment less does not, and every card that does not says the same."""
+    live = roomy.peak.live_bytes
+    cards = [_report("vgg16.pt2", _gib(size), **PRESSED).gpu for size in (live, live + 2**28)]
+    least = {card.least_usable_bytes for card in cards if card is not None}
+    assert len(least) == 1
+    size = least.pop()
+    assert size is not None
+    held = _report("vgg16.pt2", f"{-(-size // 2**20)}MiB", **PRESSED).gpu
+    less = _report("vgg16.pt2", f"{size // 2**20 - 2}MiB", **PRESSED).gpu
+    assert held is not None
+    assert less is not None
+    assert (held.fit, less.fit) == ("tight", "does not fit")
+    assert held.why == "it fits only because the allocator gives cached memory back"
+    assert less.missing_bytes == size - less.usable_bytes
 
 
 def test_without_a_card_no_capacity_binds() -> None:

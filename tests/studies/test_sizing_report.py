@@ -73,8 +73,10 @@ def test_rows_are_in_the_order_of_memory_and_add_up(resnet: Sizing) -> None:
     assert usable == sorted(usable)
     for row in resnet.cards:
         assert row.device_low_bytes <= row.device_bytes <= row.device_high_bytes
-        assert row.headroom_bytes == max(row.usable_bytes - row.device_bytes, 0)
-        assert row.missing_bytes == max(row.device_bytes - row.usable_bytes, 0)
+        least = row.least_usable_bytes
+        assert row.missing_bytes == (0 if least is None else least - row.usable_bytes)
+        assert row.headroom_bytes == (max(row.usable_bytes - row.device_bytes, 0) if least is None else 0)
+        assert least is None or row.usable_bytes < least <= row.device_bytes
         assert (row.fit == "fits") == (row.device_high_bytes <= row.usable_bytes * TIGHT)
 
 
@@ -165,9 +167,23 @@ def test_prices_decide_where_there_are_some() -> None:
 
 
 def test_several_cards_where_one_is_too_small() -> None:
+    found = sized(cards=("rtx-3070", "t4"), batch=220)
+    assert re.match(r"\d+ x .* train it at batch 220 (each )?with (ZeRO|FSDP|pipeline)", found.recommendation)
+    assert "no single GPU can: the Tesla T4 is short by " in found.recommendation
+    assert "short by 0" not in found.recommendation
+
+
+def test_one_card_that_is_tight_comes_before_several() -> None:
+    """It holds the step; the sentence says why it is tight, and how many have room."""
     found = sized(cards=("rtx-3070", "t4"), batch=160)
-    assert re.match(r"\d+ x .* train it at batch 160 (each )?with (ZeRO|FSDP|pipeline)", found.recommendation)
-    assert "no single GPU can" in found.recommendation
+    says = (
+        r"One Tesla T4 trains it at batch 160, but it is tight: it fits only because .*; \d+ x .* train it at batch 160"
+    )
+    assert re.match(says, found.recommendation)
+    assert found.recommended == "t4"
+    row = next(row for row in found.cards if row.slug == "t4")
+    assert (row.fit, row.missing_bytes) == ("tight", 0)
+    assert row.why
 
 
 # -- a global batch ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from staticmem.devices.sizing import Fit
 from staticmem.frontends.architectures import model_name
 from staticmem.report.formats import Format
 from staticmem.report.markdown import code, escape, table
@@ -25,7 +26,10 @@ def headline(check: Check, view: View = PLAIN) -> str:
         worst = min(o.margin_bytes or 0 for o in over)
         warnings = sum(o.level == "warning" for o in over)
         mild = f" ({warnings} of them warnings)" if warnings else ""
-        text = f"{len(over)} of {_count(len(check.outcomes))} exceeded{mild}, by at most {view.size(-worst)}"
+        text = f"{len(over)} of {_count(len(check.outcomes))} {'exceeded' if worst < 0 else 'not kept'}{mild}"
+        text += f", by at most {view.size(-worst)}" if worst < 0 else ""
+        refused = next((o for o in over if _refusal(o, view)), None)
+        text += f"; {refused.gpu}: {_refusal(refused, view)}" if refused is not None else ""
         return f"{text}; {unknown}." if unknown else f"{text}."
     if unknown:
         return f"{unknown}."
@@ -35,6 +39,20 @@ def headline(check: Check, view: View = PLAIN) -> str:
 
 def _count(n: int) -> str:
     return f"{n} budget" if n == 1 else f"{n} budgets"
+
+
+def _refusal(o: Outcome, view: View) -> str:
+    """Why a step does not run on the card of a budget that fails: `it cannot run it, ...`; empty where it does."""
+    if o.passed or o.fit not in (Fit.DOES_NOT_FIT.value, Fit.CANNOT_RUN.value):
+        return ""
+    return f"{o.fit}, {o.why}" if o.why else f"{o.fit}, {view.size(o.missing_bytes)} short"
+
+
+def _standing(o: Outcome, view: View) -> str:
+    """What is to be known of the card of a budget beside its figures; empty for nothing."""
+    if o.condition and o.passed:
+        return f"on condition of {o.condition}"
+    return f"tight: {o.why}" if o.passed and o.why else _refusal(o, view)
 
 
 def render(check: Check, view: View = PLAIN) -> str:
@@ -50,6 +68,10 @@ def render(check: Check, view: View = PLAIN) -> str:
     for outcome in check.outcomes:
         if outcome.error is not None:
             text.heading(f"{_configuration(outcome)}: {outcome.error.what}: {outcome.error.why}", "")
+    said = dict.fromkeys(f"{o.gpu}: {_standing(o, view)}" for o in check.outcomes if _standing(o, view))
+    text.lines += [""] * bool(said)
+    for line in said:
+        text.wrap(line, "    ", "  - ")
     return text.end()
 
 
@@ -78,22 +100,25 @@ def render_markdown(check: Check, view: View = PLAIN) -> str:
     marks = {"ok": "kept", "over": "**exceeded**", "warn": "exceeded (warning)", "error": "not checked"}
     rows = [(marks[_mark(o)], code(_metric(o)), *_sizes(o, view), code(_configuration(o))) for o in check.outcomes]
     listed = table(["", *HEADS], rows)
-    return f"**{escape(headline(check, view))}**\n\n{listed}\n"
+    said = dict.fromkeys(f"- {o.gpu}: {_standing(o, view)}" for o in check.outcomes if _standing(o, view))
+    notes = "".join(f"\n{escape(line)}" for line in said)
+    return f"**{escape(headline(check, view))}**\n\n{listed}\n{notes}{chr(10) * bool(notes)}"
 
 
 def render_github(check: Check, view: View = PLAIN) -> str:
     """Workflow commands: an annotation for each budget that is exceeded, the worst first."""
     bad: Sequence[Outcome] = [o for o in check.outcomes if not o.passed]
-    ordered = sorted(bad, key=lambda o: (o.error is None, o.level == "warning", o.margin_bytes or 0))
     lines = []
-    for o in ordered[:ANNOTATIONS]:
+    for o in bad[:ANNOTATIONS]:
         level = "warning" if o.level == "warning" and o.error is None else "error"
         limit, needs, _ = _sizes(o, view)
         text = f"{o.error.what}: {o.error.why}" if o.error else f"needs {needs}, {limit} are allowed"
+        refusal = _refusal(o, view)
+        text = f"{text}; the GPU: {refusal}" if refusal else text
         title = f"GPU memory: {_metric(o)}"
         lines.append(f"::{level} title={_property(title)}::{_data(f'{_configuration(o)}: {text}')}")
-    if len(ordered) > ANNOTATIONS:
-        lines.append(_data(f"and {len(ordered) - ANNOTATIONS} more"))
+    if len(bad) > ANNOTATIONS:
+        lines.append(_data(f"and {len(bad) - ANNOTATIONS} more"))
     return "\n".join([*lines, _data(headline(check, view))]) + "\n"
 
 
@@ -118,7 +143,8 @@ def render_junit(check: Check, view: View = PLAIN) -> str:
     for o in check.outcomes:
         name = f"{_metric(o)} <= {view.size(o.limit_bytes)}"
         case = ElementTree.SubElement(suite, "testcase", classname=printable(_configuration(o)), name=printable(name))
-        text = f"needs {_sizes(o, view)[1]}"
+        stands = _standing(o, view)
+        text = f"needs {_sizes(o, view)[1]}{f'; the GPU: {stands}' if stands else ''}"
         if o.error is not None:
             ElementTree.SubElement(case, "error", message=printable(f"{o.error.what}: {o.error.why}"))
         elif not o.passed and o.level == "error":

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from staticmem.report.diff import Change, ReportDiff, TensorChange
 from staticmem.report.formats import Format
 from staticmem.report.markdown import code, details, escape, table
+from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.report.verdict import category_name, tensor_name
 
@@ -34,6 +35,8 @@ def _fit(d: ReportDiff) -> str:
     before, after = d.before, d.after
     if before.gpu is None or after.gpu is None or before.gpu != after.gpu or before.fit == after.fit:
         return ""
+    if after.fit == CANNOT_RUN:
+        return f"; now it cannot run on: {after.gpu}"
     if after.fit == "does not fit":
         return f"; no longer fits: {after.gpu}"
     return f"; now {'tight' if after.fit == 'tight' else 'fits'}: {after.gpu}"

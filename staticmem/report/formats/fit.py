@@ -10,7 +10,7 @@ from staticmem.report.fit import Fit, Way
 from staticmem.report.formats import Format
 from staticmem.report.markdown import code, escape, table
 from staticmem.report.settings import LIBRARIES
-from staticmem.report.sweep import NUMERICS, TRAINING
+from staticmem.report.sweep import CANNOT_RUN, NUMERICS, TRAINING
 from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import with_article
 from staticmem.scenario.step import TITLES
@@ -25,7 +25,7 @@ def render(result: Fit, view: View = PLAIN) -> str:
         return view.line(answer(result, view))
     text = Text(view)
     text.answer(answer(result, view), advice(result))
-    if result.way.concessions:
+    if result.way.concessions and result.way.fit != CANNOT_RUN:
         text.heading("Against the step as asked" if result.fits else "The nearest that was tried")
         for line in concessions(result):
             text.wrap(line, indent="    ", first="  - ")
@@ -48,10 +48,13 @@ def answer(result: Fit, view: View = PLAIN) -> str:
     way, card, usable = result.way, with_article(result.gpu_name), view.size(result.usable_bytes)
     high = view.size(way.device_high_bytes)
     if result.fits:
-        need = view.size(way.device_bytes)
-        return f"It fits {card}: {how(way, result.samples)}; it needs {need}, at most {high} of {usable}."
+        need, on = view.size(way.device_bytes), f", on condition of {way.condition}" if way.condition else ""
+        return f"It fits {card}{on}: {how(way, result.samples)}; it needs {need}, at most {high} of {usable}."
+    if way.fit == CANNOT_RUN:
+        return f"It cannot run on {card}: {way.why}."
     if way.fit == "tight":
-        return f"It is tight on {card}, not safe: {how(way, result.samples)} needs up to {high} of {usable}."
+        text = f"It is tight on {card}, not safe: {how(way, result.samples)} needs up to {high} of {usable}"
+        return f"{text} ({way.why})."
     return f"It does not fit {card}: {how(way, result.samples)} is short by {view.size(way.missing_bytes)} of {usable}."
 
 
@@ -74,6 +77,8 @@ def advice(result: Fit) -> str:
         return f"-f {listed} prints its settings, --write DIR writes all."
     if result.would_fit:
         return f"It would fit with {' '.join(f'--allow {word}' for word in result.would_fit)}."
+    if result.way.fit == CANNOT_RUN:
+        return "Try another GPU, or the PyTorch that runs it (--torch-version): 'staticmem size' compares them."
     more = "" if result.way.devices > 1 else "more devices (--devices N), or "
     return f"Try {more}another GPU: 'staticmem size' says which hold it."
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from staticmem.devices.sizing import Fit
 from staticmem.report.formats import Format
 from staticmem.report.markdown import code, escape, table
-from staticmem.report.sweep import NUMERICS, TRAINING, LeverRow, Levers, cheapest, need
+from staticmem.report.sweep import CANNOT_RUN, NUMERICS, TRAINING, LeverRow, Levers, cheapest, need
 from staticmem.report.text import PLAIN, Text, View, columns
 
 _CHANGES = {NUMERICS: "numerics", TRAINING: "training"}
@@ -61,6 +62,9 @@ def _peak(row: LeverRow, view: View) -> str:
 def verdict(levers: Levers, view: View = PLAIN) -> str:
     """The one line: the cheapest lever within the budget, else the one that saves most."""
     base = f"{_peak(levers.base, view)} {'on the device' if levers.gpu else 'live tensor memory'} as asked"
+    base += _standing(levers, view)
+    if levers.base.fit == CANNOT_RUN and not levers.rows:
+        return f"{base}; no lever makes it run."
     if levers.budget_bytes is not None:
         limit = view.size(levers.budget_bytes)
         if need(levers.base) <= levers.budget_bytes:
@@ -79,6 +83,17 @@ def verdict(levers: Levers, view: View = PLAIN) -> str:
     which = "what saves most" if best.changes in _CHANGES else "what saves most with the same result"
     changed = f" (changes {_CHANGES[best.changes]})" if best.changes in _CHANGES else ""
     return f"{base}; {which}: {best.does}, {saved}{cost}{changed}."
+
+
+def _standing(levers: Levers, view: View) -> str:
+    """The verdict on the step as asked, behind its need."""
+    fit = levers.base.fit
+    if fit == CANNOT_RUN:
+        return f"; {levers.gpu} cannot run it: {levers.why}"
+    condition = f", on condition of {levers.condition}" if levers.condition else ""
+    if fit == Fit.DOES_NOT_FIT.value:
+        return f" ({fit}, {view.size(levers.missing_bytes)} short{condition})"
+    return f" ({fit}{f': {levers.why}' if levers.why else ''}{condition})" if levers.why or condition else ""
 
 
 FORMATS = (Format("table", "txt", render), Format("md", "md", render_markdown))

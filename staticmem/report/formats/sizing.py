@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from staticmem.report.formats import Format, csv_format
 from staticmem.report.sizing import ACCUMULATE, FITS, TIGHT, CardRow, Count, Lever, Sizing
@@ -29,13 +29,14 @@ ACCURACY = (_LIVE, _DEVICE, _RANKS)
 _COLOURS = {"fits": "green", "tight": "yellow", "with checkpointing": "yellow"}
 _HEADS = ("GPU", "usable", "needs", "at most", "", "headroom")
 _SPARE = (5, 1)  # columns of _HEADS that a narrow terminal can do without
+_IF = "‡"  # marks a verdict that holds on a condition
 _OUTCOME = 4  # the column of _HEADS that says whether the card fits
 # columns of the CSV that are fields of a card
 _FIELDS = """
     slug name vendor form architecture nominal_bytes nvml_bytes usable_bytes device_low_bytes device_bytes
     device_high_bytes fit headroom_bytes missing_bytes fit_with_checkpointing max_batch safe_batch
     safe_batch_with_checkpointing max_size safe_size safe_size_with_checkpointing
-    device_compiled_bytes bandwidth_gb_s tdp_w link year price_class obstacle
+    device_compiled_bytes bandwidth_gb_s tdp_w link year price_class obstacle why condition least_usable_bytes
 """.split()
 _TYPES = "fp32 tf32 fp16 bf16 fp8 int8".split()
 
@@ -55,8 +56,8 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
         text.add(f"  † with every {sizing.blocks} checkpointed")
     for title, why, names in refusals(sizing):
         text.wrap(f"{title}: {why}: {names}", "    ", "  - ")
-    for why, names in obstacles(sizing):
-        text.wrap(f"{CANNOT_RUN}, {why}: {names}", "    ", "  ")
+    for why, names in remarks(sizing):
+        text.wrap(f"{why}: {names}", "    ", "  ")
     if sizing.levers:
         text.heading(f"What would make it smaller ({levers_meter(sizing)})")
         rows = [(view.size(lever.saved_bytes), lever.what, lever.flags) for lever in sizing.levers]
@@ -103,7 +104,7 @@ def _table(sizing: Sizing, view: View) -> list[str]:
     def colour(number: int, column: int, text: str) -> str:
         if column != _OUTCOME or number == 0 or sizing.cards[number - 1].slug == sizing.recommended:
             return ""
-        return _COLOURS.get(text, "red")
+        return _COLOURS.get(text.removesuffix(f" {_IF}"), "red")
 
     right = [i for i in range(len(heads)) if i not in (0, _OUTCOME)]
     spare = [*range(len(heads) - 1, len(_HEADS) - 1, -1), *_SPARE]
@@ -122,23 +123,37 @@ def checkpointing(sizing: Sizing) -> bool:
 
 
 def outcome(row: CardRow) -> str:
-    """`fits`, `tight`, `with checkpointing`, `short by 3.1 GiB`, or `cannot run it`."""
+    """`fits`, `tight`, `fits ‡` (on a condition), `with checkpointing`, `short by 3.1 GiB`, or `cannot run it`."""
     if row.obstacle:
         return CANNOT_RUN
     if row.fit in (FITS, TIGHT):
-        return row.fit
+        return f"{row.fit} {_IF}" if row.condition else row.fit
     if row.fit_with_checkpointing == FITS:
         return "with checkpointing"
     return f"short by {PLAIN.size(row.missing_bytes)}"
 
 
-def obstacles(sizing: Sizing) -> list[tuple[str, str]]:
-    """Why cards cannot run the step, each reason once, with the names of those cards."""
+def remarks(sizing: Sizing) -> list[tuple[str, str]]:
+    """Why cards are tight, on which condition cards run the step, and why others cannot: each once, with the names of
+    those cards."""
+    held = (FITS, TIGHT)
+    return [
+        *_by_text(sizing, lambda row: f"{TIGHT}, {row.why}" if row.fit == TIGHT else ""),
+        *_by_text(
+            sizing, lambda row: f"{_IF} on condition of {row.condition}" if row.condition and row.fit in held else ""
+        ),
+        *_by_text(sizing, lambda row: f"{CANNOT_RUN}, {row.obstacle}" if row.obstacle else ""),
+    ]
+
+
+def _by_text(sizing: Sizing, says: Callable[[CardRow], str]) -> list[tuple[str, str]]:
+    """What is said of cards, each text once, with the names of those cards; nothing of those with an empty text."""
     names: dict[str, list[str]] = {}
     for row in sizing.cards:
-        if row.obstacle:
-            names.setdefault(row.obstacle, []).append(row.name)
-    return [(why, ", ".join(listed)) for why, listed in names.items()]
+        text = says(row)
+        if text:
+            names.setdefault(text, []).append(row.name)
+    return [(text, ", ".join(listed)) for text, listed in names.items()]
 
 
 def refusals(sizing: Sizing) -> list[tuple[str, str, str]]:

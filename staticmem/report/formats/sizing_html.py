@@ -15,16 +15,15 @@ from staticmem.report.formats.sizing import (
     largest_texts,
     lever_peak,
     levers_meter,
-    obstacles,
     outcome,
     price_text,
+    remarks,
     strategy_title,
 )
 from staticmem.report.html.curves import Line, curve
 from staticmem.report.html.page import data, esc, json_text, name, page, section, stacked_bar, table
 from staticmem.report.json import to_json
 from staticmem.report.sizing import FITS, TIGHT, CardRow, Sizing
-from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import PLAIN, View
 from staticmem.report.verdict import shape_text, tflops_text, with_article
 from staticmem.units import GIB
@@ -93,9 +92,9 @@ def _cards(sizing: Sizing, view: View) -> str:
     if checkpointing(sizing):
         lead += f" † with every {name(sizing.blocks or '')} checkpointed."
     body = f'<div class="cards">{_table(_columns(sizing, view), rows, "cards", "GPUs", classes)}</div>'
-    left_out = [f"{CANNOT_RUN.capitalize()}, {esc(why)}: {esc(names)}." for why, names in obstacles(sizing)]
-    if left_out:
-        listed = "".join(f"<li>{text}</li>" for text in left_out)
+    said = [f"{esc(why[:1].upper() + why[1:])}: {esc(names)}." for why, names in remarks(sizing)]
+    if said:
+        listed = "".join(f"<li>{text}</li>" for text in said)
         body += f'<ul class="notes">{listed}</ul>'
     body += (
         "<details><summary>Bandwidth, arithmetic, power and year of each GPU</summary>"

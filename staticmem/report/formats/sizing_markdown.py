@@ -11,14 +11,13 @@ from staticmem.report.formats.sizing import (
     largest_texts,
     lever_peak,
     levers_meter,
-    obstacles,
     outcome,
     price_text,
+    remarks,
     strategy_title,
 )
 from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.sizing import Point, Sizing
-from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import PLAIN, View, printable
 from staticmem.report.verdict import shape_text, tflops_text
 
@@ -30,7 +29,7 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
     parts += [_cards(sizing, view), ""]
     if checkpointing(sizing):
         parts += [f"† with every {code(sizing.blocks or '')} checkpointed", ""]
-    parts += [text for why, names in obstacles(sizing) for text in (escape(f"{CANNOT_RUN}, {why}: {names}"), "")]
+    parts += [text for why, names in remarks(sizing) for text in (escape(f"{why}: {names}"), "")]
     for title, points in (("Batch", sizing.batches), ("Resolution", sizing.resolutions)):
         if points:
             parts += [details(f"{title}: what it changes on the {sizing.curves_of}", _points(title, points, view)), ""]

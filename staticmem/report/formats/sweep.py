@@ -15,7 +15,7 @@ _COLOURS = {"fits": "green", "tight": "yellow", "does not fit": "red", "may fit"
 _LEFT = ("name", "model", "phase", "fit")
 _FIGURES = """
     fit allocated_bytes reserved_bytes device_bytes device_low_bytes device_high_bytes headroom_bytes missing_bytes
-    obstacle
+    obstacle why condition least_usable_bytes
 """.split()
 _LARGEST = "batch device_bytes next_device_bytes safe_batch live_batch".split()
 _LARGEST_DIM = "dim size device_bytes next_size next_device_bytes safe_size live_size".split()
@@ -89,9 +89,11 @@ def setting(row: SweepRow, axis: str) -> str:
 
 
 def fit_text(card: CardFit, view: View) -> str:
-    """`fits, 3.10 GiB left`, `does not fit, 1.20 GiB short`, or `cannot run it`."""
+    """`fits, 3.10 GiB left`, with `‡` behind it on a condition, `does not fit, 1.20 GiB short`, or `cannot run it`."""
     if card.obstacle:
         return card.fit
+    if card.condition and not card.missing_bytes:
+        return f"{card.fit}, {view.size(card.headroom_bytes)} left ‡"
     if card.missing_bytes:
         return f"{card.fit}, {view.size(card.missing_bytes)} short"
     return f"{card.fit}, {view.size(card.headroom_bytes)} left"
@@ -132,6 +134,11 @@ def _fitting(sweep: Sweep, gpu: str, cards: Sequence[tuple[SweepRow, CardFit]], 
     fitting = [(row, card) for row, card in cards if card.fit == word]
     tight = sum(card.fit == "tight" for _, card in cards)
     also = f", {tight:,} {'is' if tight == 1 else 'are'} tight" if tight else ""
+    if tight:
+        whys = dict.fromkeys(card.why for _, card in cards if card.fit == "tight" and card.why)
+        also += f" ({'; '.join(whys)})" if whys else ""
+    conditions = dict.fromkeys(card.condition for _, card in cards if card.condition and card.fit in (word, "tight"))
+    also += f" (‡ on condition of {'; or '.join(conditions)})" if conditions else ""
     unable = [card for _, card in cards if card.fit == CANNOT_RUN]
     also += f"; it cannot run {len(unable):,}: {unable[0].obstacle}" if unable else ""
     if not fitting:

@@ -13,7 +13,8 @@ from staticmem.report.sweep import LeverRow
 class CardRow:
     """What the step needs on a card, in bytes: `low`, `expected` and `high` are of device memory.
 
-    `fit` is "fits", "tight" or "does not fit"; `headroom` is what the expected need leaves, negative where it is short.
+    `fit` and `why` are as in `GpuFit`; `headroom` is what the expected need leaves, negative where it is short.
+    `condition` is what the card runs the step with, where it does not do so with the default wheel.
     `stands_for` is the card's own chip where another architecture's workspaces are taken for it, else empty. `asked` is
     the card of the report. `assumed` names figures of the card without a source.
     """
@@ -31,6 +32,8 @@ class CardRow:
     asked: bool = False
     assumed: tuple[str, ...] = ()
     stands_for: str = ""
+    why: str = ""
+    condition: str = ""
 
 
 @dataclass(frozen=True, slots=True)

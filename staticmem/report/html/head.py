@@ -8,6 +8,7 @@ from staticmem.frontends.architectures import model_name
 from staticmem.report.html.beside import CardRow
 from staticmem.report.html.page import esc, name, section, stacked_bar, table, template
 from staticmem.report.model import GpuFit, LargestSize, Report
+from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import View
 from staticmem.report.verdict import category_name, largest_of, place, returned_text, step_name, with_article
 
@@ -23,7 +24,7 @@ _BEYOND_NAMES = {
 }
 _PLURALS = {"temporary": "temporaries"}
 _PLURALS |= {part: f"{part}s" for part in ("parameter", "buffer", "gradient", "activation", "input")}
-_MARKS = {"fits": "✓", "tight": "≈", "does not fit": "✗"}
+_MARKS = {"fits": "✓", "tight": "≈", "does not fit": "✗", "cannot run it": "✗"}
 _METERS = {
     "live": ("live tensors", "what PyTorch holds in tensors; exact where the graph is known"),
     "allocated": ("allocated", "torch.cuda.memory_allocated: blocks of live tensors, and workspaces of kernels"),
@@ -79,13 +80,20 @@ def _outcome(report: Report, gpu: GpuFit, view: View) -> str:
     most = f" (up to {view.size(band.high)} with all that is uncertain)" if band and band.high > band.low else ""
     left = f"{view.size(gpu.headroom_bytes)} to spare{returned_text(report.device, view)}"
     says = f"{view.size(gpu.missing_bytes)} short" if gpu.missing_bytes else left
+    if gpu.least_usable_bytes is not None:
+        says += f"; the least memory that holds it is {view.size(gpu.least_usable_bytes)}"
     mark = f'<strong class="{_cls(gpu.fit)}">{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong>'
-    return f"{mark}: {says}{most}.{_largest(largest_of(report))}"
+    if gpu.obstacle:
+        return f"{mark}: {esc(gpu.obstacle)}."
+    if gpu.condition:
+        mark += f" on condition of {esc(gpu.condition)}"
+    why = f" {esc(gpu.why[:1].upper() + gpu.why[1:])}." if gpu.why else ""
+    return f"{mark}: {says}{most}.{why}{_largest(largest_of(report))}"
 
 
 def _smallest(cards: Sequence[CardRow], view: View) -> str:
     """The smallest card with enough memory."""
-    fitting = next((card for card in cards if card.fit == "fits"), None)
+    fitting = next((card for card in cards if card.fit == "fits" and not card.condition), None)
     if fitting is not None:
         return (
             f"The smallest GPU here that has room is the {esc(fitting.name)} ({view.size(fitting.headroom)} to spare)."
@@ -171,7 +179,8 @@ def fit_table(cards: Sequence[CardRow], view: View) -> str:
         need = min(card.expected / card.usable, 1.0)
         band = f"{view.size(card.low)} to {view.size(card.high)}"
         label = f"{card.expected / card.usable:.0%} of {card.name}"
-        mark = f'<strong class="{_cls(card.fit)}">{_MARKS[card.fit]} {esc(card.fit)}</strong>'
+        mark = f'<strong class="{_cls(card.fit)}" title="{esc(card.why)}">{_MARKS[card.fit]} {esc(card.fit)}</strong>'
+        mark += f" <small>with {esc(card.condition)}</small>" if card.condition else ""
         margin = f"{view.size(abs(card.headroom))} {'free' if card.headroom >= 0 else 'short'}"
         assumed = f' <abbr title="assumed, no source: {esc(", ".join(card.assumed))}">*</abbr>' if card.assumed else ""
         bands = (card.low / card.usable, card.high / card.usable)
@@ -182,9 +191,9 @@ def fit_table(cards: Sequence[CardRow], view: View) -> str:
         classes.append("asked" if card.asked else "")
     heads = ("GPU", "Arch", "Usable", "Needs", "Share of the GPU", "Verdict", "Margin")
     grid = table(heads, rows, id="cards", right=(2, 3, 6), classes=classes, caption="GPU fit")
-    fitting = sum(card.fit == "fits" for card in cards)
+    fitting, able = sum(card.fit == "fits" for card in cards), sum(card.fit != CANNOT_RUN for card in cards)
     lead = (
-        f"{fitting} of {len(cards)} GPUs that can run it have room for the whole band below 95 % of what CUDA gives. "
+        f"{fitting} of {able} GPUs that can run it have room for the whole band below 95 % of what CUDA gives. "
         "Hover over a need for its band; a star marks figures without a source. "
         "A chip without tables of its own is taken as the one that is named behind it."
     )
