@@ -95,6 +95,8 @@ def run_backward(
             raise ValueError(
                 "backward would run a second time through what an earlier micro-batch has left, which PyTorch refuses"
             )
+        if e.gradient_hooks:
+            _run_hooks(e, node, buffer)
         e.open_scope()
         call = recorded_backward(e, node, buffer.slots) if type(node) is RepeatedNode else None
         if call is not None:
@@ -268,6 +270,9 @@ def _accumulate_grad(
     if not leaf.requires_grad:  # the code has switched it off since
         e.release(buffer)
         return
+    if e.gradient_hooks and leaf.accumulate is not None:
+        _run_hooks(e, leaf.accumulate, buffer)
+        new = buffer.slots[0] or new
     received.add(id(leaf))
     steals = new.refs == 1 and (
         new.strides == leaf.strides or _same_layout(new, leaf) or (not leaf.is_dense and new.is_contiguous)
@@ -290,6 +295,12 @@ def _accumulate_grad(
     if of_code is not None:
         of_code.owners[id(leaf)] = owner
     e.categorise(grad, "gradient", f"{leaf.name}.grad")
+
+
+def _run_hooks(e: Eager, node: Node, buffer: InputBuffer) -> None:
+    """Runs the hooks of the gradients that have arrived at a node."""
+    for hook in e.gradient_hooks.get(node, ()):
+        hook(buffer)
 
 
 def _same_layout(a: Tensor, b: Tensor) -> bool:

@@ -25,6 +25,7 @@ from staticmem.ops.dispatch import call, fallback
 if TYPE_CHECKING:
     from staticmem.eager.context import Eager
 
+COMPILED_HOOKS = "compiled hooks"
 FUNCTION = written.FUNCTION  # a call of a custom autograd function
 AUTOGRAD = frozenset((written.REQUIRES_GRAD, written.REQUIRES_NO_GRAD, written.BACKWARD, written.GRAD))
 
@@ -60,15 +61,20 @@ def unpredictable(what: str) -> ModelFileError:
     """The error for training of a model whose code changes autograd. `what`: an argument of NOT_RECORDED."""
     reasons = {
         written.SAVED_HOOKS: "its code changes what autograd saves (torch.autograd.graph.saved_tensors_hooks)",
+        written.HOOKS: "its code has hooks of gradients that could not be recorded",
+        COMPILED_HOOKS: "its code has hooks of gradients, and a part of it is compiled",
         written.SELECTIVE: "its checkpoints recompute some ops alone (context_fn, selective checkpointing)",
     }
     reason = reasons.get(what, "its code changes autograd in a way that this version does not know")
     hint = "Analyse the model without that; with it the peak is usually lower. Inference can be predicted as it is."
     if what == written.SELECTIVE:
         hint = "Export the model without it, and ask for it with --checkpoint CLASS --checkpoint-save OP (mm, sdpa)."
+    why = "The recording does not say what is saved in place of the tensors, and when it comes back."
+    if what in (written.HOOKS, COMPILED_HOOKS):
+        why = "The recording does not say what they do in the backward."
     return ModelFileError(
         f"the training step of this model cannot be predicted: {reason}",
-        "The recording does not say what is saved in place of the tensors, and when it comes back.",
+        why,
         hint,
         code="SM176",
     )

@@ -18,7 +18,7 @@ from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.call_records import CallRecords, Signature, filled, records_of_modes, run_call, signature_of
 from staticmem.errors import DimensionError, ModelFileError
 from staticmem.ir import dtypes
-from staticmem.ir.graph import FUNCTION, REQUIRES_GRAD, REQUIRES_NO_GRAD, Frame, Graph, Op, Ref, Value
+from staticmem.ir.graph import FUNCTION, HOOK, REQUIRES_GRAD, REQUIRES_NO_GRAD, Frame, Graph, Op, Ref, Value
 from staticmem.ops import lookup
 from staticmem.ops.dispatch import call, fallback
 from staticmem.ops.registry import Rule
@@ -79,6 +79,7 @@ class Interpreter:
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.assigned_after: dict[int, list[str]] = {}  # names of such results, by the op that ends their statement
         self.keeps_values = True  # `env` has them after their last use
+        self.of_hooks: dict[str, tuple[Tensor, int]] = {}  # what hooks of gradients have, and let go of in a backward
         self.made_leaves = Owner("autograd", "leaves")  # tensors that a hook of a module made require a gradient
         self.index = 0
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
@@ -356,7 +357,7 @@ class Interpreter:
         """Runs an op without records: arithmetic of sizes, casts of a cast model, unknown ops, ops under saved-tensor
         hooks."""
         e, target, base = self.e, op.target, op.base
-        if base == FUNCTION:
+        if base in (FUNCTION, HOOK):
             self._run_function(op)
             return
         scalar = SIZE_OPS.get(target) or SIZE_OPS.get(base)
@@ -404,10 +405,16 @@ class Interpreter:
         e.close_scope()
 
     def _run_function(self, op: Op) -> None:
-        """Gives the results of a custom autograd function, whose forward has run, their history."""
+        """Gives the results of a custom autograd function, whose forward has run, their history; or adds a hook."""
         from staticmem.engine.custom_functions import with_history  # few graphs have one
 
         assert self.recorded is not None
+        if op.base == HOOK:
+            from staticmem.engine.gradient_hooks import attach  # few graphs have one
+
+            if self.e.training:
+                attach(self, self.recorded.functions[op.name])
+            return
         self.e.open_scope()
         try:
             results, of_autograd = with_history(self.e, self.recorded.functions[op.name], self.env)

@@ -364,7 +364,7 @@ class _Program:
             word = target.rpartition("::")[2].partition(".")[0][:_LONGEST_WORD] or "op"
             name = f"{word}_{number}"
             read: tuple[Arg, ...]
-            if target == written.FUNCTION:
+            if target in (written.FUNCTION, written.HOOK):
                 function = self.function(fields.items(args), stack)
                 cls = function.name.rpartition(".")[2]
                 word = cls[:_LONGEST_WORD] or "function"
@@ -468,15 +468,16 @@ class _Program:
         ops = self.ops(fields.items(row["backward"]), stack, last_held)
         called, self.functions, self.ended = self.functions, outer, ended
         gradients = self.refs(row["gradients"])
+        kept = tuple(filter(None, self.refs(row.get("kept", []))))
         reads = [(number, v) for number, op in enumerate(ops) for v in op.refs()]
         reads += [(len(ops), v) for v in gradients]
         if any(last_held.get(v, number) < number for number, v in reads):
             raise ValueError(f"the backward of {name[:60]} reads what has been let go of")
         backward = Graph(
-            "", "", "", (), (), (), ops, tuple(filter(None, gradients)), self.values,
+            "", "", "", (), (), (), ops, (*filter(None, gradients), *kept), self.values,
             recorded=Recorded(last_held, (), (), (), called),
         )  # fmt: skip
-        return CustomFunction(name, inputs, results, saved, attributes, backward, incoming, gradients)
+        return CustomFunction(name, inputs, results, saved, attributes, backward, incoming, gradients, kept)
 
 
 def _stacks(rows: Sequence[Any]) -> list[tuple[Frame, ...]]:

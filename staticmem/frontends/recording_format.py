@@ -60,6 +60,11 @@ A function has `name`, `inputs`, `results`, `saved` and `attributes`, and if its
 the ops of `backward`, and the `gradients` that it returns. The incoming gradients, one for each result, are the next
 values before its ops. Its values are written as arguments are, null for what is no tensor.
 
+A `staticmem::hook` is written as such a call: its `results` are the tensors whose gradients it takes, `attributes` what
+its function holds, `gradients` those that it gives in place of the incoming ones (null: it leaves them), and `kept`
+values that are alive when it has run. Hooks are the last ops of a program. `released` of their ops may end values of
+the call before.
+
 What is usual may be left out: keys with nothing in them, and the last items of rows (`USUAL_OP`; float32, no storage
 shared, the first call; parameters require a gradient, buffers do not).
 """
@@ -75,11 +80,12 @@ from staticmem.errors import ModelFileError
 
 FORMAT, VERSION = "staticmem.recording", 1
 FUNCTION = "staticmem::function"
+HOOK = "staticmem::hook"  # of gradients: of a tensor, or of those that one op made
 ITERATED = "aten::unbind.__iter__"  # `q, k, v = tensor`: an unbind, which Dynamo sees as one index after the other
 CPU_TENSOR = "staticmem::cpu_tensor"
 REQUIRES_GRAD, REQUIRES_NO_GRAD = "staticmem::requires_grad", "staticmem::requires_no_grad"
 NOT_RECORDED = "staticmem::not_recorded"  # what a recording does not have, so that training cannot be predicted
-SAVED_HOOKS, SELECTIVE = "saved_tensors_hooks", "context_fn"  # its arguments
+SAVED_HOOKS, SELECTIVE, HOOKS = "saved_tensors_hooks", "context_fn", "hooks"  # its arguments
 SET_DATA = "staticmem::set_data"  # `tensor.data = other`
 BACKWARD, GRAD = "staticmem::backward", "staticmem::grad"  # `torch.autograd.backward`, `torch.autograd.grad`
 NO_GRAD = 1  # flag of an op: it runs under no_grad()

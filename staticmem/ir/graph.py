@@ -234,6 +234,7 @@ class Region:
 # ops of a recording: the call of a custom autograd function; a tensor that the code has made require a gradient
 FUNCTION, REQUIRES_GRAD = "staticmem::function", "staticmem::requires_grad"
 REQUIRES_NO_GRAD = "staticmem::requires_no_grad"  # of a parameter
+HOOK = "staticmem::hook"  # of gradients, a CustomFunction
 
 
 @record(frozen=True)
@@ -248,6 +249,7 @@ class CustomFunction:
         backward: the ops of its backward, with what they release; None where it could not run without data.
         incoming: names of the incoming gradients in `backward`, "" for results without one.
         gradients: names of the returned gradients in `backward`, "" for None.
+        kept: of a hook, names of what outlives its run.
     """
 
     name: str
@@ -258,6 +260,7 @@ class CustomFunction:
     backward: Graph | None
     incoming: tuple[str, ...]
     gradients: tuple[str, ...]
+    kept: tuple[str, ...] = ()
 
 
 @record(frozen=True)

@@ -28,6 +28,7 @@ from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import gpu, halved, rows, tracing
 from staticmem.recording.device_answers import as_on_gpu
 from staticmem.recording.functions import recorded
+from staticmem.recording.gradient_hooks import note_hooks_of_parameters, record_hooks, watched_hooks
 from staticmem.recording.inner_autograd import recorded_autograd
 from staticmem.recording.input_embeddings import input_embeddings
 from staticmem.recording.known_answers import known_answers
@@ -112,6 +113,7 @@ class _Call:
         self.stacks: dict[Any, int] = {}
         self.targets: dict[str, int] = {}
         self.loss: Callable[[Any], torch.Tensor] | None = None
+        self.hooked: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters with hooks: the fake one, and the real
         self.casts = halved.Casts()  # of the last program
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
 
@@ -219,6 +221,7 @@ class _Call:
             watched_calls(watch, partial(recorded, watch)),
             symbolic_integers(watch),
             recorded_autograd(watch),
+            watched_hooks(watch),
         ):
             before = _attributes(self.module) if training else None
             program = self._called(watch, training, amp)
@@ -235,10 +238,14 @@ class _Call:
     def _called(self, watch: Watch, training: bool, amp: torch.dtype | None) -> Program:
         """The ops of one call, whose results are dropped then."""
         with watch.running(), gpu.autocast(amp):
+            if training:
+                note_hooks_of_parameters(watch, self.hooked)
             result = self.module(*self.args, **self.kwargs)
             if training and self.loss is not None:
                 result = self.loss(result)
             watch.end_forward()
+            if training:
+                record_hooks(watch)
             program = watch.program
             outputs = _named_values(watch, result)
             program.outputs = list(outputs)
@@ -311,15 +318,17 @@ def _fake(
     call.kwargs = {key: tree_map(fake_input, value) for key, value in kwargs.items()}
     state = _state(module)
     try:
-        _replace_tensors(module, fake)
+        call.hooked = _replace_tensors(module, fake)
         yield call
     finally:
         _restore(state)
 
 
-def _replace_tensors(module: torch.nn.Module, fake: FakeTensorMode) -> None:
-    """Fake tensors in place of parameters and buffers; one that has several names stays one."""
+def _replace_tensors(module: torch.nn.Module, fake: FakeTensorMode) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Fake tensors in place of parameters and buffers; one that has several names stays one. Returns those with hooks
+    of their gradients, each with the real one."""
     replaced: dict[int, torch.Tensor] = {}
+    hooked: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def fake_of(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in replaced:
@@ -328,6 +337,8 @@ def _replace_tensors(module: torch.nn.Module, fake: FakeTensorMode) -> None:
                 if isinstance(tensor, torch.nn.Parameter):
                     twin = torch.nn.Parameter(twin, tensor.requires_grad)
             replaced[id(tensor)] = twin
+            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                hooked.append((twin, tensor))
         return replaced[id(tensor)]
 
     for child in _modules(module):
@@ -341,6 +352,7 @@ def _replace_tensors(module: torch.nn.Module, fake: FakeTensorMode) -> None:
         for name, value in child.__dict__.items():  # plain tensors that the code keeps
             if isinstance(value, torch.Tensor):
                 child.__dict__[name] = fake_of(value)
+    return hooked
 
 
 State = list[tuple[torch.nn.Module, dict[str, Any]]]

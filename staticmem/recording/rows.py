@@ -120,7 +120,7 @@ class _Numbering:
         for (target, own_stack, flags, args, kwargs, outputs, *shapes), ended in zip(
             program.ops, program.released, strict=True
         ):
-            if target == self.rows.targets.get(written.FUNCTION):
+            if target in (self.rows.targets.get(written.FUNCTION), self.rows.targets.get(written.HOOK)):
                 args = [self.rows.function(self.function(program.functions[args[0]], own_stack))]
             else:
                 args, kwargs = self.arg(args), {key: self.arg(value) for key, value in kwargs.items()}
@@ -147,6 +147,8 @@ class _Numbering:
             row["released_before"] = self.released(body.released_before)
             row["backward"] = self.ops(body, stack)
             row["gradients"] = self.refs(function["gradients"])
+        if "kept" in function:
+            row["kept"] = self.refs(function["kept"])
         return row
 
     def unread(self, given: Iterable[tuple[int, list[int]]]) -> list[list[int]]:

@@ -100,6 +100,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
             self.name(owned[value])
         # buffers: value -> how many of the references to the tensor are not those of modules
         self.buffers = {value: self.references(value) - n for value, n in self.registered(range(len(owned))).items()}
+        self.hooks: list[Any] = []  # of gradients, which run in the backward (`gradient_hooks.Hook`)
         self._needed_at_first = dict(self.needs)
         self.replaced: set[int] = set()  # buffers in whose place modules have other tensors
 
@@ -116,6 +117,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.program = Program()
         self._calls.clear()
         self.leaves.clear()
+        self.hooks.clear()
         self.needs = dict(self._needed_at_first)
         self.replaced |= self.buffers.keys() - self.registered(self.buffers).keys()
         self.program.let_go(sorted(self.replaced))

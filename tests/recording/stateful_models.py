@@ -159,6 +159,54 @@ class FreezesItself(Coded):
         return F.relu(self.inner(y)) + y
 
 
+class ScalesGradient(Coded):
+    """A hook that gives another gradient, by a tensor of the forward."""
+
+    def middle(self, x: Any) -> Any:
+        y = self.inner(x)
+        positive = y > 0
+        if y.requires_grad:
+            y.register_hook(lambda grad: grad * positive)
+        return F.relu(y + 1)
+
+
+class KeepsGradient(Coded):
+    """A hook that keeps the gradient until the next backward, and another that keeps a part of it."""
+
+    def middle(self, x: Any) -> Any:
+        y = F.relu(self.inner(x))
+        if y.requires_grad:
+            y.register_hook(lambda grad: setattr(self, "whole", grad))
+            y.register_hook(lambda grad: setattr(self, "norm", (grad * grad).sum(0)))
+        return F.relu(self.inner(y)) + y
+
+
+class RetainsGradients(Coded):
+    """An activation that the module keeps with its gradient, and one that ends before the backward."""
+
+    def middle(self, x: Any) -> Any:
+        self.kept = F.relu(self.inner(x))
+        ends = self.kept + 1
+        if x.requires_grad:
+            self.kept.retain_grad()
+            ends.retain_grad()
+        return F.relu(self.inner(ends * 2))
+
+
+class LogsGradients(Coded):
+    """Backward hooks of modules: one keeps what it is given, one changes it, one only looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, Any] = {}
+        self.inner.register_full_backward_hook(lambda _, into, out: self.seen.update(into=into[0], out=out[0]))
+        self.inner.register_full_backward_pre_hook(lambda _, out: (out[0] * 2,))
+        self.head.register_full_backward_hook(lambda *_: None)
+
+    def middle(self, x: Any) -> Any:
+        return F.relu(self.inner(F.relu(x)))
+
+
 class Squares(torch.autograd.Function):  # type: ignore[misc]
     """Has its input as an attribute of `ctx`."""
 
@@ -196,5 +244,6 @@ class CheckpointsInFunctions(Coded):
 STATEFUL = (
     DataAveraged, DataProjected, DataClamped, DataSwapped, BufferAssigned, BufferInVariable,
     HistoryKept, HistoriesKept, HistoryHasAnother, LetGoFirst, KeepsGraphOfCtx, Adversary, FreezesItself,
+    ScalesGradient, KeepsGradient, RetainsGradients, LogsGradients,
     CheckpointsInFunctions,
 )  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import real_steps  # noqa: E402
+import stateful_models  # noqa: E402
 from coded_models import WIDTH, Coded, on_meta  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
@@ -42,7 +43,23 @@ class Selective(Coded):
         return checkpoint.checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
 
 
-@pytest.mark.parametrize(("cls", "why"), [(OnCPU, "changes what autograd saves"), (Selective, "recompute some ops")])
+class StepsInBackward(Coded):
+    """Lets go of each gradient when it has been accumulated, as an optimizer within the backward does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for p in self.parameters():
+            p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+
+
+REFUSED = (
+    (OnCPU, "changes what autograd saves"),
+    (Selective, "recompute some ops"),
+    (StepsInBackward, "hooks of gradients"),
+)
+
+
+@pytest.mark.parametrize(("cls", "why"), REFUSED)
 def test_training_is_refused(cls: Any, why: str) -> None:
     module, inputs = on_meta(cls)
     model = RecordedModel("<m>", record(module, inputs), "pt2")
@@ -51,6 +68,13 @@ def test_training_is_refused(cls: Any, why: str) -> None:
     assert error.value.code == "SM176"
     inference = Study(model, request_of({"mode": "infer", "batch": 700})).report
     assert inference.peak.live_bytes == real_steps.peak(cls, [(700, WIDTH)], outputs="held")
+
+
+def test_hooks_beside_compiled_code_are_refused() -> None:
+    module, inputs = on_meta(stateful_models.ScalesGradient)
+    with pytest.raises(ModelFileError, match="a part of it is compiled") as error:
+        staticmem.analyze(module, inputs, optimizer="adam", compile=["all"])
+    assert error.value.code == "SM176"
 
 
 class Ensemble(nn.Module):  # type: ignore[misc]
