@@ -73,7 +73,7 @@ def test_training_is_refused(cls: Any, why: str) -> None:
 def test_hooks_beside_compiled_code_are_refused() -> None:
     module, inputs = on_meta(stateful_models.ScalesGradient)
     with pytest.raises(ModelFileError, match="a part of it is compiled") as error:
-        staticmem.analyze(module, inputs, optimizer="adam", compile=["all"])
+        staticmem.analyze(module, inputs, optimizer="adam", compile=("all",))
     assert error.value.code == "SM176"
 
 
