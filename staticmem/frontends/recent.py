@@ -86,7 +86,7 @@ class Graphs:
 
     def of(self, binding: Binding, make: Callable[[], Graph]) -> Graph:
         """The graph at these sizes; `make` is asked where it is not kept."""
-        key = (tuple(binding.symbols.items()), tuple(binding.shapes.items()), binding.rebound)
+        key = (tuple(binding.symbols.items()), tuple(binding.shapes.items()), binding.rebound, binding.without)
         graph = self._recent.get(key)
         if graph is None:
             graph = make()

@@ -360,6 +360,7 @@ class Graph:
     # what the outputs are called in what the model returns (`out`, `heads.0`), "" for one that has a number alone;
     # empty where the file does not say
     output_names: tuple[str, ...] = ()
+    without: frozenset[str] = frozenset()  # passes that are left out of what is made of it (`Binding.without`)
 
     @cached_property
     def derived(self) -> dict[str, Any]:

@@ -49,12 +49,14 @@ class SymbolRange:
 @record(frozen=True)
 class Binding:
     """Concrete sizes: of every symbol that an input uses, and of every input. `rebound` names inputs whose fixed sizes
-    were overridden (the frontend has to prove that the graph follows)."""
+    were overridden (the frontend has to prove that the graph follows). `without` names passes that are left out: what
+    they make of this graph does not evaluate (`passes.pipeline.passes_to_leave_out`)."""
 
     symbols: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
     rebound: tuple[str, ...] = ()
     assumed: tuple[str, ...] = field(default=())
+    without: frozenset[str] = frozenset()
 
 
 @record(frozen=True)

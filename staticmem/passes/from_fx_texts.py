@@ -8,7 +8,7 @@ Groups whose text is missing or refers to something that an optimiser removed ar
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -46,8 +46,8 @@ class _UnresolvedError(Exception):
     """The text names something that the graph no longer has."""
 
 
-def translate(net: Net) -> Translated:
-    """The ATen ops of a graph whose nodes have FX texts."""
+def translate(net: Net, without: Collection[str] = ()) -> Translated:
+    """The ATen ops of a graph whose nodes have FX texts. `without`: names of groups that are not looked for."""
     groups = _groups(net.nodes)
     builder = _Builder(net)
     for nodes in groups:
@@ -58,7 +58,7 @@ def translate(net: Net) -> Translated:
         net.filled()
         failed = builder.failed
         builder = _Builder(net)
-        builder.matches = find(builder.translator.ctx, net.nodes, frames, failed)[0]
+        builder.matches = find(builder.translator.ctx, net.nodes, frames, failed, without)[0]
         for nodes in groups:
             builder.add(nodes)
     outputs = tuple(builder.lives_as(name) for name in net.outputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from staticmem.ir import dtypes
@@ -125,14 +125,14 @@ class Translator:
         return "sparse_value" in node.attrs or (value is not None and value.dtype is dtypes.string)
 
 
-def translate(net: Net) -> Translated:
-    """The ATen ops of a graph, from its nodes alone."""
+def translate(net: Net, without: Collection[str] = ()) -> Translated:
+    """The ATen ops of a graph, from its nodes alone. `without`: names of groups that are not looked for."""
     net.filled()
     nodes = list(net.nodes)
     translator = Translator(net)
     numbers = [translator.scopes.number(node.name) if not node.scopes else -1 for node in nodes]
     told = _told_by_parts(net, nodes, numbers, translator.scopes)
-    matches, regrouped = find(translator.ctx, nodes, translator.frames)
+    matches, regrouped = find(translator.ctx, nodes, translator.frames, without=without)
     ops_of: dict[int, list[Op]] = dict(matches)
     stacks = translator.scopes.stacks
     for index, node in enumerate(nodes):

@@ -11,7 +11,7 @@ The shape is that of onnx/ir-py's `PassManager` (src/onnx_ir/passes/_pass_infra.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -48,6 +48,7 @@ class Pass:
         option: the field of `Asked` that turns the pass on, unless it is False or None, and with spaces between those
             that its result depends on besides: others have their defaults for it. Empty: the pass always runs.
         ensures: what later passes and stages may rely on.
+        needed: no graph can do without the edit; those that a request asks for are needed too (`may_be_left_out`).
     """
 
     name: str
@@ -59,6 +60,12 @@ class Pass:
     ensures: str = ""
     classes: tuple[str, ...] = ()
     kinds: tuple[Kind, ...] = ()
+    needed: bool = False
+
+    @property
+    def may_be_left_out(self) -> bool:
+        """Whether the pass only restores what an export lost: a graph without it is still the graph that was given."""
+        return not self.needed and self.option in ("", "inplace")
 
     def has_work(self, graph: Graph, context: object) -> bool:
         """Whether the context asks for the edit and the graph has an op that it is about."""
@@ -126,7 +133,7 @@ _OF_THE_FILE = (
         "tensors of the module",
         "parameters, buffers and constants in the sizes that PyTorch stores, without those that no op reads",
         "torch/nn/modules/linear.py and batchnorm.py",
-        "onnx_tensors:own_tensors",
+        "onnx_tensors:own_tensors", needed=True,
         ensures="the graph has its parameters, buffers and constants",
     ),
     Pass(
@@ -389,7 +396,7 @@ STEP = (
         "tied parameters",
         "one storage under several names, of which exports keep one",
         "transformers/modeling_utils.py, tie_weights",
-        "parameters:tie_parameters",
+        "parameters:tie_parameters", needed=True,
         ensures="a parameter comes after the one whose storage it shares",
     ),
     Pass(
@@ -482,7 +489,7 @@ def run(passes: Iterable[Pass], graph: Graph, context: object) -> Graph:
     each pass was given of it, so that studies of one file share the passes that their requests have in common.
     """
     for each in passes:
-        if not each.has_work(graph, context):
+        if each.name in graph.without or not each.has_work(graph, context):
             continue
         if isinstance(context, Asked):
             given = each.part_of(context)
@@ -496,6 +503,8 @@ def run(passes: Iterable[Pass], graph: Graph, context: object) -> Graph:
 def bind(model: ModelFile, binding: Binding) -> Graph:
     """The graph of a file at these sizes, as eager PyTorch runs it.
 
+    Passes of `binding.without` are left out, in `for_step` too, and the graph has a note of each.
+
     Raises:
         DimensionError: a size contradicts a shape that is fixed in the file; the message names the node.
     """
@@ -505,13 +514,14 @@ def bind(model: ModelFile, binding: Binding) -> Graph:
 
 def _bound(model: ModelFile, binding: Binding) -> Graph:
     decoded = decode(model, binding)
+    without = binding.without
     if isinstance(decoded, Graph):
-        return run(EXPORTED, decoded, None)
+        return run(EXPORTED, _leaving_out(decoded, without), None)
     from staticmem.frontends.onnx.reader import guarded
     from staticmem.passes.onnx_tensors import FromOnnx
 
     with guarded(model.path):
-        if decoded.has_fx_texts:
+        if decoded.has_fx_texts and _TEXTS not in without:
             from staticmem.passes.from_fx_texts import translate
 
             passes = FX_TEXTS
@@ -519,8 +529,8 @@ def _bound(model: ModelFile, binding: Binding) -> Graph:
             from staticmem.passes.from_nodes import translate
 
             passes = NODES
-        source = FromOnnx(decoded, translate(decoded.net))
-        graph = run(passes, source.graph(), source)
+        source = FromOnnx(decoded, translate(decoded.net, without))
+        graph = run(passes, _leaving_out(source.graph(), without), source)
     large = decoded.large
     del decoded, source
     if large:
@@ -528,6 +538,45 @@ def _bound(model: ModelFile, binding: Binding) -> Graph:
 
         give_back()
     return graph
+
+
+_TEXTS = "texts of the exporter"  # in metadata of nodes; without them the nodes alone tell what ran
+
+
+def _leaving_out(graph: Graph, without: frozenset[str]) -> Graph:
+    """The graph before passes, of which some are left out."""
+    if not without:
+        return graph
+    text = "not restored, because the graph did not evaluate with it, so figures are those without"
+    notes = [Note("warning", "SM380", f"{name}: {text}") for name in sorted(without)]
+    return replace(graph, without=without, notes=(*graph.notes, *notes))
+
+
+def passes_to_leave_out(graph_works: Callable[[frozenset[str]], bool]) -> frozenset[str] | None:
+    """The passes that make a readable graph unreadable, as few as it takes; None where that is not the passes' doing.
+
+    A pass that restores something must never refuse a file that evaluates without it. Whether a graph evaluates is
+    known once its step has run, so nothing is checked before a step fails: only then is it run again, without
+    everything that may be left out, and while that works, with half of what is left out put back. `graph_works` runs
+    it without the passes of these names, groups of nodes (`patterns.PATTERNS`) among them.
+    """
+    from staticmem.passes.patterns import PATTERNS
+
+    passes = (*FX_TEXTS, *NODES, *EXPORTED, *STEP)
+    names = [_TEXTS, *(name for name, *_ in PATTERNS), *(each.name for each in passes if each.may_be_left_out)]
+    needed = list(dict.fromkeys(names))
+    if not graph_works(frozenset(needed)):
+        return None
+    size = len(needed)
+    while size:
+        size = (size + 1) // 2
+        for start in range(0, len(needed), size)[::-1]:
+            fewer = needed[:start] + needed[start + size :]
+            if graph_works(frozenset(fewer)):
+                needed = fewer
+        if size == 1:
+            break
+    return frozenset(needed) or None
 
 
 def edit_lines(graph: Graph) -> list[str]:
@@ -571,4 +620,4 @@ def for_step(
     return run(passes, graph, asked)
 
 
-__all__ = ["DECODER", "IN_PLACE", "STEP", "Pass", "bind", "edit_lines", "for_step", "run"]
+__all__ = ["DECODER", "IN_PLACE", "STEP", "Pass", "bind", "edit_lines", "for_step", "passes_to_leave_out", "run"]

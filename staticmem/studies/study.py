@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from staticmem import files
 from staticmem.engine.step import StepResult, run_step
-from staticmem.errors import DimensionError, ModelFileError, UsageError
+from staticmem.errors import DimensionError, ModelFileError, StaticmemError, UsageError
 from staticmem.frontends import open_model
 from staticmem.frontends.architectures import architecture_of
 from staticmem.frontends.recent import MODELS, Recent
@@ -49,6 +49,7 @@ OF_SIZES = ("SM118", "SM156")  # errors of sizes that do not fit
 JUDGED = (*OF_SIZES, "SM119", "SM122")  # errors that say something of the file
 
 Key = tuple[Any, ...]
+Made = TypeVar("Made")
 
 _fingerprints: Recent[tuple[files.Stamp, str]] = Recent(MODELS)  # by path
 
@@ -62,6 +63,8 @@ class Study:
     def __init__(self, model: ModelFile, request: Request) -> None:
         self.model, self.request = model, request
         self.progress: Callable[[int, int], None] | None = None  # as in `Replays.bands`, for `meters`
+        self.without: frozenset[str] = frozenset()  # passes that are left out (`pipeline.passes_to_leave_out`)
+        self.steps_back = True  # whether passes are left out where the step fails
 
     @classmethod
     def open(cls, model: object, request: Request, inputs: Sequence[Any] | None = None) -> Study:
@@ -91,7 +94,9 @@ class Study:
 
     def ask(self, request: Request) -> Study:
         """The same model under another request: the file is not read again."""
-        return Study(_at_sizes(self.model, request), request)
+        other = Study(_at_sizes(self.model, request), request)
+        other.without, other.steps_back = self.without, self.steps_back
+        return other
 
     @property
     def scenario(self) -> Scenario:
@@ -133,8 +138,9 @@ class Study:
 
     @property
     def binding(self) -> Binding:
-        """Sizes of all inputs and symbols."""
-        return self._binding[0]
+        """Sizes of all inputs and symbols, and the passes that are left out."""
+        binding = self._binding[0]
+        return replace(binding, without=self.without) if self.without else binding
 
     @cached_property
     def _binding(self) -> tuple[Binding, list[Note]]:
@@ -162,14 +168,17 @@ class Study:
         The bound graph is not kept: it would hold all that passes made of it.
         """
         with self._judged():
-            bound = pipeline.bind(self.model, self.binding)
-            if self.scenario.generation is not None:
-                from staticmem.studies.generation import generated_graph
+            return self._or_without_passes(self._edited)
 
-                graph = generated_graph(self.model, self.binding, self.scenario.generation, self._decoder)
-            else:
-                graph = self._after_passes(bound, self.request.inplace_activations)
-                check_positions(graph)
+    def _edited(self) -> tuple[Graph, list[Note]]:
+        bound = pipeline.bind(self.model, self.binding)
+        if self.scenario.generation is not None:
+            from staticmem.studies.generation import generated_graph
+
+            graph = generated_graph(self.model, self.binding, self.scenario.generation, self._decoder)
+        else:
+            graph = self._after_passes(bound, self.request.inplace_activations)
+            check_positions(graph)
         return graph, self._inplace_notes(bound, graph)
 
     def _decoder(self, bound: Graph) -> Graph:
@@ -215,9 +224,31 @@ class Study:
     def _step(self) -> Step:
         if self.request.on_ranks:
             return self._rank[2]
-        graph = self.graph
         with self._judged():
-            return step_of(self.model, graph, self.scenario)
+            return self._or_without_passes(lambda: step_of(self.model, self.graph, self.scenario))
+
+    def _or_without_passes(self, make: Callable[[], Made]) -> Made:
+        """What a stage makes; where the graph does not evaluate, what it makes without the passes to blame for that."""
+        try:
+            return make()
+        except (ModelFileError, DimensionError) as error:
+            if not self.steps_back or self.without or error.code not in JUDGED:
+                raise
+            without = pipeline.passes_to_leave_out(self._works)
+            if without is None:
+                raise
+            self.without = without
+            self.__dict__.pop("_graph", None)  # made with them
+            return make()
+
+    def _works(self, without: frozenset[str]) -> bool:
+        """Whether the step runs without these passes."""
+        study = self.ask(self.request)
+        study.without, study.steps_back = without, False
+        try:
+            return study.result is not None
+        except StaticmemError:
+            return False
 
     @cached_property
     def _rank(self) -> tuple[Study, Strategy, Step]:
@@ -276,7 +307,8 @@ class Study:
 
         request = self.request
         if not request.on_ranks:
-            return LiveBand(self.model, self.binding, self.graph, request, self._step)
+            step = self._step  # which may leave out passes
+            return LiveBand(self.model, self.binding, self.graph, request, step)
         from staticmem.parallel.rank import on_one_device, on_rank
 
         one, strategy, _ = self._rank

@@ -41,10 +41,11 @@ def find(
     nodes: Sequence[Node],
     frames: Callable[[Node], tuple[Frame, ...]],
     only: Collection[int] | None = None,
+    without: Collection[str] = (),
 ) -> tuple[dict[int, list[Op]], Counter[str]]:
     """Ops by the index of the node that they replace (empty for the others of a group), and counts by pattern.
 
-    With `only`, groups are made of these nodes (their indices) alone.
+    With `only`, groups are made of these nodes (their indices) alone; `without` names patterns that are left out.
     """
     matcher = Matcher(ctx, nodes, frames, only)
     counts: Counter[str] = Counter()
@@ -56,7 +57,7 @@ def find(
             by_operator.setdefault(node.op, []).append(node)
     present = {"", *[node.op for node in nodes]}
     for name, operators, needed, pattern in PATTERNS:
-        if needed not in present:
+        if needed not in present or name in without:
             continue
         for node in (n for operator in operators for n in by_operator.get(operator, ())):
             if matcher.free(node) and pattern(matcher, node):
