@@ -149,3 +149,11 @@ def test_the_band_holds_ops_that_inductor_takes_apart(amp: str | None, measured:
     assert "SM205" in {note.code for note in study.result.notes}
     band = study.report.peak.bands["live"]
     assert band.low <= measured <= band.high
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("amp", "measured"), [(None, 50_767_360), ("bf16", 33_493_504)])
+def test_a_sum_of_a_whole_tensor_in_parts_gives_it_a_buffer(amp: str | None, measured: int) -> None:
+    """One learned factor for all elements: its gradient is a sum over a whole tensor, which Inductor writes to memory
+    to know its order, and goes through in that order. Peaks are of Inductor's code of PyTorch 2.14.1."""
+    assert network_step("ScaledSquares", "train", amp).lifetimes.peak_bytes == measured

@@ -124,6 +124,8 @@ def reduce(
     dims = sorted({dim % rank for dim in dims}) if dims and rank else list(range(rank))
     kept = [dim for dim in range(rank) if dim not in dims]
     reads, weights = value.load()
+    if not type_.startswith("welford"):
+        dims = in_memory_order(low, value, dims, type_)
     # sizes of the result, then those that are summed
     order = (*kept, *dims)
     outer = tuple(value.shape[dim] for dim in kept)
@@ -149,6 +151,23 @@ def reduce(
             views = chain(views, ("reshape", (*outer, *inner)), new_shape(permute))
         return [unroll(outer, inner, moved, at_views(weights, value.shape, views), dtype, node)] * outputs
     return layers(low, outer, inner, moved, every, dtype, type_, outputs, 0)
+
+
+def in_memory_order(low: Lowering, value: Value, dims: list[int], type_: str) -> list[int]:
+    """The dimensions of a reduction of a whole tensor in parts: what is dense in memory goes last. The tensor gets a
+    buffer for that, which the reduction, made before, does not read (`check_for_split_dense_dim_reindexing`)."""
+    reduced = tuple(value.shape[dim] for dim in dims)
+    if numel(reduced) != numel(value.shape) or splits(low, (), reduced, (), type_) <= 1:
+        return dims
+    computed = value.buffer is None
+    low.realize(value).decide()
+    placed = value.strides()
+    if placed is None or (computed and value.views):
+        return dims
+    dense = next((at for at, stride in enumerate(placed[0][:-1]) if stride == 1), None)
+    if dense is None or dense >= len(dims):
+        return dims
+    return [*dims[:dense], *dims[dense + 1 :], dims[dense]]
 
 
 def unroll(outer: Shape, inner: Shape, reads: Sequence[Read], weights: Weights, dtype: DType, node: object) -> Value:
