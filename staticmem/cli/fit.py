@@ -61,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
 
     library = chosen.name if chosen.name in LIBRARIES else None
     request = settings.request(args)
+    if args.global_batch is not None:
+        request = settings.without(args, request, ("batch", "accumulate"), settings.GLOBAL_BATCH)
     config = settings.settings(args) is not None
     if request.gpu is None:
         raise no_gpu()

@@ -21,6 +21,9 @@ from staticmem.scenario.step import WHOLE
 if TYPE_CHECKING:
     from staticmem.config.config import Config
 
+# why a verb takes no batch of a config
+GLOBAL_BATCH = "--global-batch is shared out and its micro-batches are found"
+
 
 def request(args: argparse.Namespace, **more: Any) -> Request:
     """The request of parsed flags over the config's settings; `more` has what other flags of the verb decide.

@@ -110,6 +110,8 @@ def size(args: argparse.Namespace) -> int:
     names, args.gpu = args.gpu, None
     settings.take_config(args)
     request, config = settings.request(args), settings.settings(args)
+    if args.global_batch is not None:
+        request = settings.without(args, request, ("batch", "accumulate"), settings.GLOBAL_BATCH)
     cards = _cards(args, names or (config.gpus if config is not None else ()))
     prices = {}
     if args.prices is not None:

@@ -15,8 +15,11 @@ from staticmem.frontends.architectures import model_name
 from staticmem.report.formats import Formats
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from staticmem.config.config import Budget
     from staticmem.report.sweep import Check
+    from staticmem.studies.points import Point
 
 FORMATS, CHECK_FORMATS = Formats("sweep"), Formats("check")
 
@@ -97,6 +100,7 @@ def sweep(args: argparse.Namespace) -> int:
     config = settings.config_of(args)
     configurations = points(config, args.model, settings.given(args), parse_axes(args.what_if))
     cards = tuple(gpus or config.gpus)
+    _warn_of_idle_options(configurations)
     with Progress("configurations", args.quiet) as bar:
         if args.max_batch or args.max_dim is not None:
             result = with_largest(configurations, cards, asked_largest(args), jobs=args.jobs, progress=bar.update)
@@ -128,6 +132,7 @@ def check(args: argparse.Namespace) -> int:
     meter = "live" if all(budget.metric == "live" for budget in budgets) else "device"
     configurations = points(config, args.model, settings.given(args), {})
     cards = tuple(gpus or config.gpus)
+    _warn_of_idle_options(configurations)
     with Progress("configurations", args.quiet) as bar:
         outcome = compare(run(configurations, cards, meter, jobs=args.jobs, progress=bar.update), budgets)
     emit(outcome, chosen, args)
@@ -137,6 +142,20 @@ def check(args: argparse.Namespace) -> int:
         print_error(_broken(outcome))
         return 2
     return 1 if outcome.failed and not args.exit_zero else 0
+
+
+def _warn_of_idle_options(configurations: Sequence[Point]) -> None:
+    """Options that act in no configuration; an axis may have values that some configurations have no use for."""
+    said: list[set[tuple[str, str]]] = []
+    for point in configurations:
+        if point.error is None:
+            try:
+                notes = point.request.scenario()[1]
+            except StaticmemError:  # its row has the error
+                continue
+            said.append({(note.code, note.text) for note in notes if note.code == "SM302"})
+    for code, text in sorted(set.intersection(*said)) if said else ():
+        sys.stderr.write(f"warning: {text} [{code}]\n")
 
 
 def _broken(outcome: Check) -> StaticmemError:

@@ -17,6 +17,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
+from staticmem.scenario.effects import idle
 from staticmem.scenario.losses import has_terms, loss_text
 from staticmem.scenario.low_rank import LOW_RANK, REFUSED, LowRank, args_text, low_rank_of, split_targets
 from staticmem.scenario.on_ranks import (
@@ -343,7 +344,7 @@ class Request(Levers):
             why = "It is a fraction: 0 <= momentum < 1."
             raise UsageError(f"--momentum {self.momentum} is out of range", why, "Try 0.9.", "SM132")
         kind = "inference" if mode == "infer" else "generation"
-        if mode != "train" and optimizer is None and loss != "auto" and self.preset is None:
+        if mode != "train" and loss != "auto" and self.preset is None:
             how = "was asked for" if self.mode else "needs none; --mode train, or an optimizer, makes it a step"
             notes.append(Note("warning", "SM302", f"the loss ({loss}) is not used: {kind} {how}"))
         if mode != "train" and optimizer is not None:
@@ -352,12 +353,16 @@ class Request(Levers):
         if mode == GENERATE and self.outputs != OPTIONS["outputs"].default and self.preset is None:
             text = f"--outputs {self.outputs} is not used: generate() returns the numbers of tokens, and no scores"
             notes.append(Note("warning", "SM302", text))
+        preset = set(PRESETS[self.preset].defaults) if self.preset is not None else set()
+        given = {name: one for name, one in OPTIONS.items() if name not in preset}
+        values = {name: getattr(self, name) for name in OPTIONS}
+        notes += [Note("warning", "SM302", text) for text in idle(given, values, mode, optimizer)]
         autocast = precision("amp", self.amp) in dtypes.HALVES
         if self.float32_outputs and self.preset is None and not (autocast and mode == "train"):
             text = "--float32-outputs is not used: it casts what a training step gets from autocast (--amp bf16)"
             notes.append(Note("warning", "SM302", text))
-        if self.preset is not None and mode == "infer":
-            text = f"the preset ({self.preset}) is not used: inference was asked for"
+        if self.preset is not None and mode != "train":
+            text = f"the preset ({self.preset}) is not used: {kind} was asked for"
             notes.append(Note("warning", "SM302", text))
         elif self.preset is not None:
             text = described(self.preset, {name: getattr(self, name) for name in FIELDS})

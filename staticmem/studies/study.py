@@ -32,6 +32,7 @@ from staticmem.report.model import Report
 from staticmem.scenario.losses import AUTO
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import CAUSAL_LM, HEAD_LOSSES, HELD, OF_TRANSFORMERS, RUNS_PARTS, WHOLE, Scenario
+from staticmem.studies.idle import idle_in
 from staticmem.studies.position_tables import check_positions
 from staticmem.studies.steps import Step, step_of
 from staticmem.studies.unsaid_training import leaves_checkpoints_open
@@ -332,7 +333,7 @@ class Study:
     def notes(self) -> list[Note]:
         """Notes of the request, besides those of the graph and of the step."""
         result = self.result
-        notes = [*self._scenario[1], *self._binding[1], *self._graph[1]]
+        notes = [*self._scenario[1], *self._binding[1], *self._graph[1], *idle_in(self.request, result.graph.bases)]
         if result.unknown:
             notes += _unknown_ops(result)
         if self.scenario.training and not result.trained:

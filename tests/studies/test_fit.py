@@ -278,3 +278,18 @@ def test_a_card_that_cannot_run_the_step(capsys: pytest.CaptureFixture[str]) -> 
     ]
     assert main([*words, "-q"]) == 1
     assert "It cannot run on a GeForce GTX 1080 Ti: torch.compile writes kernels in Triton" in capsys.readouterr().out
+
+
+def test_a_global_batch_goes_before_the_batch_of_a_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`init` writes `batch: 32`, and nobody typed it; a flag that contradicts the other stays an error."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 0
+    asked = ["fit", str(BLOCKS), "--gpu", "l4", "--global-batch", "16"]
+    assert main([*asked, "-q"]) == 0
+    said = capsys.readouterr()
+    assert "batch 16" in said.out
+    assert "Not used of the config, as --global-batch is shared out" in said.err
+    assert main([*asked, "--batch", "4"]) == 2
+    assert main(["size", str(BLOCKS), "--gpu", "l4", "--global-batch", "16", "--no-batches", "-q"]) == 0

@@ -38,6 +38,13 @@ STEPS: list[tuple[Path, dict[str, Any], list[str]]] = [
     (SEED, {"batch": 8, "optimizer": "adam", "amp": "fp16"}, ["4GiB", "4700MiB", "6GiB", "v100", "rtx-5090"]),
 ]
 PAIRS = [(path, words, card) for path, words, cards in STEPS for card in cards]
+FEW = 4  # one in so many runs by default
+VGG: dict[str, Any] = {"batch": 64, "optimizer": "adam"}
+LARGE = [(ROOT / "models" / "vgg19.pt2", VGG, card) for card in ("7GiB", "8600MiB", "11GiB", "v100", "gtx-1080-ti")]
+CASES = [
+    pytest.param(*pair, marks=pytest.mark.exhaustive if index % FEW or pair in LARGE else ())
+    for index, pair in enumerate([*PAIRS, *LARGE])
+]
 
 
 def flags_of(words: dict[str, Any]) -> list[str]:
@@ -100,7 +107,7 @@ def answers(capsys: pytest.CaptureFixture[str], path: Path, words: dict[str, Any
     return said
 
 
-@pytest.mark.parametrize(("path", "words", "card"), PAIRS, ids=lambda value: str(value)[-20:])
+@pytest.mark.parametrize(("path", "words", "card"), CASES, ids=lambda value: str(value)[-20:])
 def test_all_verbs_agree(capsys: pytest.CaptureFixture[str], path: Path, words: dict[str, Any], card: str) -> None:
     said = answers(capsys, path, words, card)
     assert said["analyze json"] in WORDS
