@@ -135,7 +135,7 @@ def test_sweep_with_cards(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", SEED, "--no-config", "--what-if", "batch=1,64", "-j", "1"]
     out, _ = said(capsys, *words, "--gpu", "2GiB", "--gpu", "l4")
     last = out.split("\n\n")[0].replace("\n", " ")
-    assert last.startswith("2 configurations; none fits 2gib, 1 is tight; ")
+    assert last.startswith("2 configurations; none fits 2gib, 1 is tight (its upper estimate is the whole card); ")
     assert "1 fit l4" in last or "2 fit l4" in last
     out, _ = said(capsys, *words, "--gpu", "2GiB", "--meter", "live")
     assert "may fit" in out
