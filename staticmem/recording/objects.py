@@ -19,7 +19,7 @@ from staticmem.files import temporary_folder
 from staticmem.frontends import traced_sizes
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.graph import Note
-from staticmem.recording.tracing import failed, trace
+from staticmem.recording.tracing import failed, open_axes, trace
 
 if TYPE_CHECKING:
     from staticmem.frontends.export_program import ExportedArchive
@@ -91,9 +91,12 @@ def _check_arguments(module: Any, args: tuple[Any, ...]) -> None:
 
 
 def _common_batch(args: Sequence[Any]) -> int | None:
-    """The size of axis 0 on which all tensors agree."""
-    sizes = {int(x.shape[0]) if len(x.shape) else 0 for x in args if hasattr(x, "shape")}
-    return sizes.pop() if len(sizes) == 1 else None
+    """The size of the axis that is left open as the batch, also of tensors in containers."""
+    from torch.utils._pytree import tree_leaves
+
+    leaves = tree_leaves((tuple(args), {}))
+    batches = (int(x.shape[0]) for x, axes in zip(leaves, open_axes(args), strict=True) if axes.get(0) == "batch")
+    return next(batches, None)
 
 
 def _recorded_inputs(module: Any) -> tuple[Any, ...]:

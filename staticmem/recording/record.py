@@ -134,8 +134,7 @@ class _Call:
             training, amp = mode
             _restore(state)  # no mode has what another one has left on the module
             for tensor, own, need in zip(owned, tensors, needs, strict=True):
-                tensor.data = own
-                tensor.requires_grad_(need)
+                _reset(tensor, own, need)
             for m, was in was_training.items():
                 m.training = was and training
             asked = len(self.env.guards)
@@ -159,8 +158,7 @@ class _Call:
                 self._add_halved(programs, of_modes[MODES[0]], partial(row, tensors=halved.halved(data, self.fake)))
         finally:
             for tensor, own, need in zip(owned, data, needs, strict=True):
-                tensor.data = own
-                tensor.requires_grad_(need)
+                _reset(tensor, own, need)
             _restore(state)
         shape = self.sizes.shape
         inputs = [[name, _name_of(t.dtype), shape(t.shape)] for name, t in self.inputs]
@@ -381,6 +379,13 @@ def _restore(state: State) -> None:
     for child, attributes in state:
         child.__dict__.clear()
         child.__dict__.update(_copied(attributes))
+
+
+def _reset(tensor: torch.Tensor, data: torch.Tensor, requires_grad: bool) -> None:
+    """Gives a tensor of the model the storage that it had, and whether it needs a gradient."""
+    tensor.data = data
+    if tensor.is_leaf and tensor.requires_grad is not requires_grad:  # an op in place may have made it none
+        tensor.requires_grad_(requires_grad)
 
 
 def _attributes(module: torch.nn.Module) -> list[Any]:

@@ -141,3 +141,35 @@ def test_errors() -> None:
     failed = error_of(Wild(), (torch.empty(2, 2),))
     assert "torch.export cannot export Wild" in failed.what
     assert "\n" not in failed.why
+
+
+@pytest.mark.parametrize("other", [torch.zeros(()), torch.zeros(1, 8), torch.zeros(64, 8)], ids=lambda x: str(x.dim()))
+def test_the_batch_of_inputs_in_containers_and_beside_others(other: Any) -> None:
+    """A dictionary, and a tensor that has no batch or broadcasts over it."""
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, given: Any, other: Any) -> Any:
+            return given["x"] + other
+
+    report = staticmem.analyze(Net(), ({"x": torch.empty(64, 8)}, other), mode="infer")
+    assert report.scenario.batch == 64
+    assert report.model.inputs[0].shape == (64, 8)
+
+
+class Running(torch.nn.Module):  # type: ignore[misc]
+    """A buffer that each call in training changes with a history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x: Any) -> Any:
+        y = self.layer(x)
+        self.seen += y.sum(0)
+        return y * self.seen
+
+
+def test_a_buffer_with_a_history_is_recorded() -> None:
+    report = staticmem.analyze(Running(), (torch.empty(64, 8),), mode="infer")
+    assert not [note for note in report.warnings if note.code == "SM336"]
