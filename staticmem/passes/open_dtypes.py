@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph, Note, Op
+from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
 from staticmem.ops import kinds_of
 from staticmem.ops.whole_model_cast import TO_DEVICE, cast_of
 from staticmem.passes.frames.line_texts import calls_hidden_code
@@ -61,7 +61,7 @@ def dtypes_of_lines(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     assert asked.cast is not None
     if cast_of(graph, asked.cast) is None:  # the file is in 16 bits itself, and its casts are real ones
         return graph, ()
-    ops, named, left_open = list(graph.ops), set[str](), set[str]()
+    ops, named, left_open = _with_dtypes_before_casts(graph), set[str](), set[str]()
     children = names_of_children(graph)
     for index, op in enumerate(ops):
         if not _has_float32(op) or is_published(op):
@@ -78,6 +78,23 @@ def dtypes_of_lines(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     if not named and not left_open and all(map(is_, ops, graph.ops)):
         return graph, ()
     return replace(graph, ops=tuple(ops), named_float32=frozenset(named), open_float32=frozenset(left_open)), ()
+
+
+def _with_dtypes_before_casts(graph: Graph) -> list[Op]:
+    """The ops, with `y.type_as(x)` of an `x` that a cast to float32 returned as it was: in the export the tensor has
+    the name of that cast's result since, and the code means the one before (`self._norm(x.float()).type_as(x)`)."""
+    ops, sources = list(graph.ops), dict[str, Arg]()
+    for index, op in enumerate(ops):
+        source = op.args[0] if op.args else None
+        if op.base == "aten::type_as" and len(op.args) > 1 and isinstance(op.args[1], Ref):
+            other = sources.get(op.args[1].name)
+            if other is not None:
+                ops[index] = op.changed(args=(op.args[0], other, *op.args[2:]))
+        elif isinstance(source, Ref) and _has_float32(op) and "cast" in kinds_of(op.base):
+            value = graph.values.get(source.name)
+            if value is not None and value.dtype is dtypes.float32:
+                sources[op.outputs[0]] = sources.get(source.name, source)
+    return ops
 
 
 def ends_of_cast(graph: Graph, low: DType) -> tuple[Graph, Graph] | None:

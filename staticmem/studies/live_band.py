@@ -31,7 +31,7 @@ from staticmem.scenario.step import AUTOTUNED, WHOLE
 from staticmem.studies.kept_tensors import moved_by_kept_tensors
 from staticmem.studies.steps import Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
-from staticmem.studies.unsaid_training import least_of_training
+from staticmem.studies.unsaid_training import least_of_training, least_on_fused_path
 
 PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
 OTHER_KERNELS: tuple[Kernels, ...] = ("apart", "fresh")  # of compiled code, where the expected ones are not sure
@@ -113,6 +113,8 @@ class LiveBand:
     def _steps_besides(self) -> tuple[Lifetimes, ...]:
         """The steps that the band has besides the expected one."""
         least = least_of_training(self.graph, self.scenario, self.lifetimes)
+        if not self.scenario.training:
+            least = least_on_fused_path(self.result.notes, self.lifetimes)
         return self._open_steps if least is None else (*self._open_steps, least)
 
     @property

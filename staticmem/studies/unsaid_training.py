@@ -14,19 +14,26 @@ It is a `Lifetimes` as that of a step, so that it grows with the batch in the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from staticmem.eager.trace import Buffers, Holds
-from staticmem.ir.graph import Graph
+from staticmem.ir.graph import Graph, Note
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.passes.lost_gradients import LIBRARIES
 from staticmem.scenario.step import Scenario
 
+FUSED_PATH = "SM342"  # the note of layers that may run as one op in evaluation mode
 THAWED = "SM315"  # a file in which no parameter requires a gradient
 _OWNED = frozenset(("parameter", "buffer", "input"))
 _TORCH = "torch.nn."
 _Span = tuple[int, int, int]  # the index of a buffer, and from when to when it is alive
+
+
+def least_on_fused_path(notes: Iterable[Note], lifetimes: Lifetimes) -> Lifetimes | None:
+    """The least of an inference whose layers PyTorch may run as one op each, of which the file has the ordinary ops;
+    None of others."""
+    return _of(lifetimes, _alone(lifetimes)) if any(note.code == FUSED_PATH for note in notes) else None
 
 
 def least_of_training(graph: Graph, scenario: Scenario, lifetimes: Lifetimes) -> Lifetimes | None:
@@ -34,7 +41,7 @@ def least_of_training(graph: Graph, scenario: Scenario, lifetimes: Lifetimes) ->
     if not scenario.training or graph.recorded is not None:
         return None
     if leaves_frozen_open(graph, scenario):
-        return _of(lifetimes, _when_frozen(lifetimes))
+        return _of(lifetimes, _alone(lifetimes))
     if leaves_checkpoints_open(graph, scenario):
         return _of(lifetimes, _when_recomputed(graph, lifetimes))
     return None
@@ -64,9 +71,10 @@ def _of(lifetimes: Lifetimes, spans: Iterator[_Span]) -> Lifetimes:
     return liveness(replace(trace, buffers=buffers, holds=Holds()).seal())
 
 
-def _when_frozen(lifetimes: Lifetimes) -> Iterator[_Span]:
+def _alone(lifetimes: Lifetimes) -> Iterator[_Span]:
+    """What the model owns, and each tensor of the forward without the others."""
     trace, ticks = lifetimes.trace, lifetimes.ticks
-    forward, end = dict(trace.phases)["forward"], trace.marks["forward_end"]
+    forward, end = dict(trace.phases)["forward"], trace.marks.get("forward_end", ticks)
     rows = zip(trace.buffers.categories, lifetimes.born, strict=True)
     for index, (category, born) in enumerate(rows):
         if category in _OWNED:

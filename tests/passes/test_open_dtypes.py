@@ -114,15 +114,45 @@ def mixed() -> Any:
     return Mixed()
 
 
+def normed() -> Any:
+    """A norm in float32 that returns the dtype of its input, as Gemma's: the export has the cast in its place."""
+    import torch
+
+    class Norm(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(64))
+
+        def _norm(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            output = self._norm(x.float())
+            output = output * (1.0 + self.weight.float())
+            return output.type_as(x)
+
+    class Normed(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.second = torch.nn.Linear(64, 64), Norm(), torch.nn.Linear(64, 1024)
+
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            y = self.norm(self.first(x))
+            return self.second(y)
+
+    return Normed()
+
+
 @pytest.mark.torch
+@pytest.mark.parametrize("made", [mixed, normed])
 @pytest.mark.parametrize("mode", ["infer", "train"])
-def test_a_cast_model_is_that_of_its_recording(mode: str, tmp_path: Path) -> None:
+def test_a_cast_model_is_that_of_its_recording(mode: str, made: Any, tmp_path: Path) -> None:
     """The recording has what the code of the cast module runs."""
     import torch
 
     inputs = torch.zeros(32, 64), torch.zeros(32, dtype=torch.int64)
-    torch.export.save(torch.export.export(mixed().train(mode == "train"), inputs, strict=False), tmp_path / "plain.pt2")
-    staticmem.export(mixed(), inputs, tmp_path / "recorded.pt2")
+    torch.export.save(torch.export.export(made().train(mode == "train"), inputs, strict=False), tmp_path / "plain.pt2")
+    staticmem.export(made(), inputs, tmp_path / "recorded.pt2")
     words: dict[str, Any] = {"batch": 32, "dtype": "bf16", "mode": mode}
     words |= {"optimizer": "sgd"} if mode == "train" else {}
     plain, recorded = (staticmem.analyze(tmp_path / f"{name}.pt2", **words).peak for name in ("plain", "recorded"))

@@ -104,3 +104,36 @@ def test_without_lines_all_code_may_run_in_checkpoints(tmp_path: Path) -> None:
     told = staticmem.analyze(bare, **options, checkpoint="Block")
     assert told.peak.live_bytes == seen.peak.live_bytes
     assert "SM386" not in codes(told)
+
+
+class Segments(torch.nn.Module):  # type: ignore[name-defined,misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(64, 64)) for _ in range(7)])
+
+    def forward(self, x: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint_sequential(self.features, 3, x, use_reentrant=False)
+
+
+@pytest.mark.torch
+def test_segments_hold_their_input_in_inference(tmp_path: Path) -> None:
+    """As the recording of the code says; without lines the band has it."""
+    inputs = (torch.zeros(64, 128, 64),)
+    path = tmp_path / "m.pt2"
+    torch.export.save(torch.export.export(Segments().eval(), inputs), path)
+    recorded = staticmem.analyze(Segments(), inputs=inputs, mode="infer").peak.live_bytes
+    plain = staticmem.analyze(path, mode="infer").peak
+    assert plain.live_bytes == recorded
+    bare = staticmem.analyze(without_lines(path), mode="infer").peak
+    assert bare.live_bytes < recorded <= bare.bands["live"].high
+
+
+@pytest.mark.torch
+def test_what_a_fused_layer_does_not_make_is_in_the_band(tmp_path: Path) -> None:
+    """The ops of an encoder layer may be one in evaluation mode (SM342)."""
+    path = tmp_path / "m.pt2"
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+    torch.export.save(torch.export.export(layer.eval(), (torch.zeros(8, 64, 64),)), path)
+    report = staticmem.analyze(path, mode="infer")
+    assert "SM342" in codes(report)
+    assert report.peak.bands["live"].low < report.peak.live_bytes

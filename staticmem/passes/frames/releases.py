@@ -184,6 +184,7 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
         from staticmem.passes.frames.source_lines import certainly_held_by_lines, held_by_lines
         from staticmem.passes.frames.unseen_code import (
             held_in_functions,
+            inputs_of_segments,
             values_of_unseen_code,
             values_on_crowded_lines,
         )
@@ -201,7 +202,7 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
             open_names = [name for op in graph.ops if not op.stack for name in (*op.refs(), *op.outputs)]
             for name in (*open_names, *values_on_crowded_lines(graph)):  # no line says what the frames around it do
                 until[name] = max(until.get(name, 0), by_modules.get(name, 0))
-        for name, index in held_in_functions(graph).items():
+        for name, index in (*held_in_functions(graph).items(), *inputs_of_segments(graph).items()):
             until[name] = max(until.get(name, index), index)
         unseen = values_of_unseen_code(graph)
     if training and unseen is not None and not unseen:

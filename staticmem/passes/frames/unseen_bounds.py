@@ -3,7 +3,8 @@
 A value of a frame may have a name of its own, and then the frame holds it until it returns. Two things bound that. A
 `torch.nn` module is known code, and a `Sequential` gives one name to all its results. And a statement that runs again,
 in a loop over modules of one list or over calls of one module, assigns its names again: a value is released when the
-statement that made it has run once more.
+statement that made it has run once more; of a module of a list twice more, as `checkpoint_sequential` holds the input
+of the modules that it runs together (torch/utils/checkpoint.py).
 
 Statements are told apart by what runs: a child module by its path (the numbers of a list left out), an op by the child
 that ran before it and by its place after that child. Calls of a module that is in no list run in a loop only where the
@@ -84,12 +85,13 @@ def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
 class _Call:
     """A running call of a module: what it has run so far."""
 
-    __slots__ = ("child", "children", "open", "place")
+    __slots__ = ("child", "children", "older", "open", "place")
 
     def __init__(self) -> None:
         self.child: Frame | None = None  # that runs now
         self.children: list[_Statement] = []
         self.place = 0  # ops of the frame itself since the last child
+        self.older: dict[_Statement, tuple[str, ...]] = {}  # what they assigned the time before
         self.open: dict[_Statement, tuple[int, tuple[str, ...]]] = {}  # what statements assigned, and when
 
 
@@ -144,11 +146,18 @@ class _Calls:
         call = self.calls[stack]
         assigned, names = call.open.get(statement, (received, ()))
         if assigned != received:  # the statement has run before
+            older = call.older.get(statement, ()) if _runs_in_list(statement) else names
             # what is read later is in a container, which lives on
-            self.until.update((old, received) for old in names if self.graph.last_read.get(old, -1) <= received)
+            self.until.update((old, received) for old in older if self.graph.last_read.get(old, -1) <= received)
+            call.older[statement] = names
             names = ()
         call.open[statement] = (received, (*names, name))
         self.until[name] = self.ends[stack]
+
+
+def _runs_in_list(statement: _Statement) -> bool:
+    """Whether a statement is the call of a module of a list."""
+    return len(statement) == 2 and statement[1] == () and str(statement[0]).endswith("*")
 
 
 def _chains(graph: Graph) -> set[Stack]:

@@ -209,6 +209,45 @@ def held_in_functions(graph: Graph) -> dict[str, int]:
     return held
 
 
+_SEGMENTS = re.compile(r"(?<!\w)checkpoint_sequential\(\s*[\w.]+\s*,\s*(?:segments\s*=\s*)?(\d{1,4})\s*,")
+
+
+def inputs_of_segments(graph: Graph) -> dict[str, int]:
+    """What enters the segments of `checkpoint_sequential`: the last op of each.
+
+    Source: torch/utils/checkpoint.py, `checkpoint_sequential`: `input` has it until the checkpoint of the segment, or
+    the call of the last one, has returned.
+    """
+    held: dict[str, int] = {}
+    runs: dict[tuple[Stack, tuple[SourceLine, ...]], list[int]] = {}  # the ops of each such line
+    for index, op in enumerate(graph.ops):
+        number = next((n for n, line in enumerate(op.stack) if _SEGMENTS.search(line.text)), None)
+        if number is not None:
+            runs.setdefault((op.modules[: number + 1], op.stack[: number + 1]), []).append(index)
+    for (modules, stack), indices in runs.items():
+        match = _SEGMENTS.search(stack[-1].text)
+        assert match is not None
+        held.update(_held_in_segments(graph.ops, indices, len(modules), int(match[1])))
+    return held
+
+
+def _held_in_segments(ops: tuple[Op, ...], indices: list[int], depth: int, count: int) -> dict[str, int]:
+    """Of the modules that run at `depth` in the ops of a line, in `count` segments: the last one takes what the
+    division leaves."""
+    stop = indices[-1] + 1
+    begins = [i for i in indices if i == indices[0] or ops[i].modules[: depth + 1] != ops[i - 1].modules[: depth + 1]]
+    size = len(begins) // count if count else 0
+    if size == 0:
+        return {}
+    firsts = [begins[size * number] for number in range(count)]
+    made = {name: index for index, op in enumerate(ops[:stop]) for name in op.outputs}
+    held: dict[str, int] = {}
+    for first, after in zip(firsts, [*firsts[1:], stop], strict=True):
+        inputs = {name for op in ops[first:after] for name in op.refs() if name in made and made[name] < first}
+        held.update(dict.fromkeys(inputs, after - 1))
+    return held
+
+
 def _held_by_attention(ops: tuple[Op, ...]) -> dict[str, int]:
     """What the variables of `eager_attention_forward` hold, and those that have the weights which it returns."""
     held: dict[str, int] = {}
