@@ -128,6 +128,27 @@ def test_segments_hold_their_input_in_inference(tmp_path: Path) -> None:
     assert bare.live_bytes < recorded <= bare.bands["live"].high
 
 
+class Method(Segments):
+    def body(self, x: Any) -> Any:
+        for layer in self.features:
+            x = layer(x)
+        return x
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(x)
+        return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
+
+
+@pytest.mark.torch
+def test_a_checkpoint_holds_its_arguments_in_inference(tmp_path: Path) -> None:
+    """That of a method: a module holds its own."""
+    inputs = (torch.zeros(64, 128, 64),)
+    path = tmp_path / "m.pt2"
+    torch.export.save(torch.export.export(Method().eval(), inputs), path)
+    recorded = staticmem.analyze(Method(), inputs=inputs, mode="infer").peak.live_bytes
+    assert staticmem.analyze(path, mode="infer").peak.live_bytes == recorded
+
+
 @pytest.mark.torch
 def test_what_a_fused_layer_does_not_make_is_in_the_band(tmp_path: Path) -> None:
     """The ops of an encoder layer may be one in evaluation mode (SM342)."""

@@ -212,23 +212,32 @@ def held_in_functions(graph: Graph) -> dict[str, int]:
 _SEGMENTS = re.compile(r"(?<!\w)checkpoint_sequential\(\s*[\w.]+\s*,\s*(?:segments\s*=\s*)?(\d{1,4})\s*,")
 
 
+_METHOD_OF_CHECKPOINT = re.compile(r"(?<!\w)checkpoint\(\s*self\.(\w+)\s*,")
+
+
 def inputs_of_segments(graph: Graph) -> dict[str, int]:
-    """What enters the segments of `checkpoint_sequential`: the last op of each.
+    """What enters the segments of `checkpoint_sequential`, and the checkpoint of a method: the last op of each.
 
     Source: torch/utils/checkpoint.py, `checkpoint_sequential`: `input` has it until the checkpoint of the segment, or
-    the call of the last one, has returned.
+    the call of the last one, has returned; `checkpoint` has its arguments until it returns.
     """
     held: dict[str, int] = {}
     runs: dict[tuple[Stack, tuple[SourceLine, ...]], list[int]] = {}  # the ops of each such line
     for index, op in enumerate(graph.ops):
-        number = next((n for n, line in enumerate(op.stack) if _SEGMENTS.search(line.text)), None)
+        number = next((n for n, line in enumerate(op.stack) if _checkpointed(line.text)), None)
         if number is not None:
             runs.setdefault((op.modules[: number + 1], op.stack[: number + 1]), []).append(index)
     for (modules, stack), indices in runs.items():
         match = _SEGMENTS.search(stack[-1].text)
-        assert match is not None
-        held.update(_held_in_segments(graph.ops, indices, len(modules), int(match[1])))
+        if match is not None:
+            held.update(_held_in_segments(graph.ops, indices, len(modules), int(match[1])))
+        elif len({graph.ops[index].modules[: len(modules) + 1] for index in indices}) > 1:  # one module holds it itself
+            held.update(_held_in_segments(graph.ops, indices, len(modules), 1))
     return held
+
+
+def _checkpointed(text: str) -> bool:
+    return "checkpoint" in text and bool(_SEGMENTS.search(text) or _METHOD_OF_CHECKPOINT.search(text))
 
 
 def _held_in_segments(ops: tuple[Op, ...], indices: list[int], depth: int, count: int) -> dict[str, int]:
