@@ -205,3 +205,19 @@ def test_what_a_config_says_of_training_is_left_out(
     assert code == 0
     assert json.loads(out)["scenario"]["batch"] == 8
     assert err == "Not used of the config, as a session does not train: optimizer\n"
+
+
+def test_a_reshape_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The session was predicted, where the runtime ends the run with an error."""
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, "seq", 8]), ("y", None))]
+    shape = helper.make_tensor("shape", TensorProto.INT64, [3], [-1, 16, 8])
+    graph = helper.make_graph([helper.make_node("Reshape", ["x", "shape"], ["y"])], "g", ends[:1], ends[1:], [shape])
+    path = tmp_path / "model.onnx"
+    path.write_bytes(helper.make_model(graph, ir_version=8).SerializeToString())
+    words = ["analyze", str(path), "--runtime", "onnxruntime", "--dim"]
+    assert main([*words, "seq=32"]) == 0
+    capsys.readouterr()
+    assert main([*words, "seq=30"]) == 2
+    error = capsys.readouterr().err
+    assert "SM502" in error
+    assert "[1, 30, 8]" in error

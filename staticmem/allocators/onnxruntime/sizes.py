@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from staticmem.allocators.onnxruntime.contrib import CONTRIB, NCHWC, block_size, with_block
 from staticmem.allocators.onnxruntime.graph import PlannedType
+from staticmem.errors import DimensionError
 from staticmem.frontends.onnx.convert import Converter, array, tensor_value, type_value
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.ir import dtypes
@@ -325,6 +327,7 @@ def bound_sizes(model: Any, shapes: Mapping[str, tuple[int, ...]], symbols: Mapp
         dtype = value.dtype if value is not None else dtypes.float32
         values[proto.name] = Value(proto.name, dtype, shapes.get(proto.name))
     result = run_sizes(model.graph, model.opset_import, values, {})
+    _check_reshapes(model.graph, result)
     for proto in (*model.graph.value_info, *model.graph.output):
         old = result.values.get(proto.name)
         if old is None or old.shape is None:
@@ -332,6 +335,37 @@ def bound_sizes(model: Any, shapes: Mapping[str, tuple[int, ...]], symbols: Mapp
             if filled is not None:
                 result.values[proto.name] = filled
     return result
+
+
+def _check_reshapes(graph: Any, sizes: RunSizes) -> None:
+    """Refuses a Reshape that cannot be at these sizes: the runtime ends the run with an error. Only what follows from
+    the sizes of inputs and from stored numbers is looked at, and nothing where branches or turns were guessed.
+
+    Raises:
+        DimensionError: the tensor has another number of elements than the shape that it is given (SM502).
+    """
+    if sizes.guessed:
+        return
+    for node in graph.node:
+        if node.op_type != "Reshape" or node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+            continue
+        shape, target = sizes.shape(node.input[0]), sizes.consts.get(node.input[1])
+        if shape is None or target is None or any(a.name == "allowzero" and a.i for a in node.attribute):
+            continue
+        asked = [int(size) for size in target.reshape(-1)]
+        if any(size < -1 for size in asked):
+            continue
+        wanted = [shape[at] if size == 0 and at < len(shape) else size for at, size in enumerate(asked)]
+        count, known = prod(shape), prod(size for size in wanted if size != -1)
+        fits = known > 0 and count % known == 0 if -1 in wanted else count == known
+        if fits or not count:
+            continue
+        raise DimensionError(
+            f"the ONNX Runtime refuses to run node '{node.name or node.output[0]}' at these sizes",
+            f"It reshapes {list(shape)}, of {count:,} elements, to {asked}: the export fixed that shape.",
+            "Choose the sizes that the file was exported with, or export it with that dimension dynamic.",
+            code="SM502",
+        )
 
 
 def _substituted(proto: Any, symbols: Mapping[str, int]) -> Value | None:
