@@ -188,3 +188,23 @@ class ScaledSquares(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         x = self.factor * F.relu(self.up(self.stem(x))) ** 2 + self.shift
         return self.head(x.mean((2, 3)))
+
+
+class Depthwise(nn.Module):  # type: ignore[misc]
+    """Patches that are mixed by depthwise convolutions and by ones of one element (ConvMixer)."""
+
+    sizes = ((16, 3, 128, 128),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norms = nn.Conv2d(3, 96, 4, 4), nn.ModuleList(nn.BatchNorm2d(96) for _ in range(4))
+        self.places = nn.ModuleList(nn.Conv2d(96, 96, 5, padding=2, groups=96) for _ in range(2))
+        self.mixes = nn.ModuleList(nn.Conv2d(96, 96, 1) for _ in range(2))
+        self.head = nn.Linear(96, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for at, (place, mix) in enumerate(zip(self.places, self.mixes, strict=True)):
+            x = x + self.norms[2 * at](F.gelu(place(x)))
+            x = self.norms[2 * at + 1](F.gelu(mix(x)))
+        return self.head(x.mean((2, 3)))

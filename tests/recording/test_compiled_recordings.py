@@ -157,3 +157,11 @@ def test_a_sum_of_a_whole_tensor_in_parts_gives_it_a_buffer(amp: str | None, mea
     """One learned factor for all elements: its gradient is a sum over a whole tensor, which Inductor writes to memory
     to know its order, and goes through in that order. Peaks are of Inductor's code of PyTorch 2.14.1."""
     assert network_step("ScaledSquares", "train", amp).lifetimes.peak_bytes == measured
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("amp", "measured"), [(None, 69_617_152), ("bf16", 36_720_128)])
+def test_depthwise_convolutions_copy_what_their_backward_reads(amp: str | None, measured: int) -> None:
+    """In a backward the order of a weight's gradient decides in which order its operands are, and that of a depthwise
+    one is no channels last. Peaks are of Inductor's code of PyTorch 2.14.1."""
+    assert network_step("Depthwise", "train", amp).lifetimes.peak_bytes == measured

@@ -143,13 +143,29 @@ def convolution_backward(low: Lowering, node: Node) -> Lowered:
         if mask[0]:
             grad, weight = low.channels_last(grad), low.channels_last(weight)
     else:  # in the order of the gradients that the kernel makes (kernel/conv.py, `convolution_backward_lowering`)
-        last = any((placed := v.strides()) is not None and _channels_last(v.shape, placed[0]) for v in (x, weight))
-        order = layout.channels_last_order(rank) if last else tuple(reversed(range(rank)))
         if mask[1]:
+            last = gradients_in_channels_last(x, weight)
+            order = gradient_order(weight.shape, last)
             x, grad = low.require(x, order=order), low.require(grad, order=order)
+        last = gradients_in_channels_last(x, weight)
         if mask[0]:
+            order = gradient_order(x.shape, last)
             grad, weight = low.require(grad, order=order), low.require(weight, order=order)
     return several(low, node, [grad, x, weight], channels_last=last and rank == 4)
+
+
+def gradients_in_channels_last(x: Value, weight: Value) -> bool:
+    return any((placed := v.strides()) is not None and _channels_last(v.shape, placed[0]) for v in (x, weight))
+
+
+def gradient_order(shape: Shape, last: bool) -> tuple[int, ...]:
+    """The order of a gradient of this shape; of dimensions with equal strides the inner one comes first (`argsort` of
+    utils.py), so that one of a depthwise weight, whose second dimension is 1, is no channels last."""
+    strides = channels_last_strides(shape) if last else contiguous_strides(shape)
+    ranks = [0] * len(shape)
+    for rank, dim in enumerate(sorted(range(len(shape)), key=lambda dim: (strides[dim], -dim))):
+        ranks[dim] = rank
+    return tuple(ranks)
 
 
 # ---- attention

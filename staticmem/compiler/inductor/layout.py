@@ -17,7 +17,6 @@ from staticmem.ir.dtypes import DType
 
 PADDING_BYTES = 128  # config.padding_alignment_bytes
 PADDING_THRESHOLD = 1024  # config.padding_stride_threshold, in elements
-CONVOLUTIONS = ("aten::convolution", "aten::convolution_backward")
 NODES_PER_CONVOLUTION = 300  # decide_layout_opt: "only a few conv"
 # decide_layout_opt: speed in channels last of kinds of convolutions, < 1 is faster
 GROUPED, DEFAULT, IN_OUT, SMALL = 1.358, 0.823, 0.725, 0.783
@@ -106,8 +105,9 @@ def pick_loop_order(strides: Sequence[Sequence[int]], sizes: Sequence[int]) -> l
 
 
 def decide_layout_opt(graph: NodeGraph, inference: bool) -> bool:
-    """Whether the convolutions of this graph run in channels last (`GraphLowering.decide_layout_opt`, CUDA)."""
-    convolutions = [node for node in graph.nodes if node.target in CONVOLUTIONS]
+    """Whether the convolutions of this graph run in channels last (`GraphLowering.decide_layout_opt`, CUDA).
+    A backward has none that counts: there each follows the strides that it has in eager."""
+    convolutions = [node for node in graph.nodes if node.target == "aten::convolution"]
     # PyTorch counts the node "output" too
     if not convolutions or len(graph.nodes) + 1 >= NODES_PER_CONVOLUTION * len(convolutions):
         return False
@@ -115,9 +115,8 @@ def decide_layout_opt(graph: NodeGraph, inference: bool) -> bool:
     if inference:
         flops = {GROUPED: 0, DEFAULT: 0, IN_OUT: 0, SMALL: 0}
         for node, (grouped, narrows, small) in zip(convolutions, kinds, strict=True):
-            if node.target == "aten::convolution":
-                kind = GROUPED if grouped else SMALL if small else IN_OUT if narrows else DEFAULT
-                flops[kind] += _flops(node)
+            kind = GROUPED if grouped else SMALL if small else IN_OUT if narrows else DEFAULT
+            flops[kind] += _flops(node)
         return sum(kind * count for kind, count in flops.items()) <= sum(flops.values())
     return not (
         any(grouped for grouped, _, _ in kinds)
@@ -128,9 +127,8 @@ def decide_layout_opt(graph: NodeGraph, inference: bool) -> bool:
 
 def _kind(node: Node) -> tuple[bool, bool, bool]:
     """A convolution is grouped with more than one channel each; has half the channels behind it; is small."""
-    backward = node.target != "aten::convolution"
-    weight = node.args[2 if backward else 1].shape
-    groups = node.args[9 if backward else 8]
+    weight = node.args[1].shape
+    groups = node.args[8]
     narrows = weight[0] * 2 <= weight[1] and len(weight) > 2 and weight[2] > 1
     return groups > 1 and weight[1] > 1, narrows, weight[0] <= 64 and weight[1] <= 64
 
