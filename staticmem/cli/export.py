@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from dataclasses import replace
 from typing import Any
 
 from staticmem.cli.factory import add_factory_options, built_model, named_object, refused
 from staticmem.cli.flags import add_verb, one_of
-from staticmem.cli.output import add_debug, check_target, say, write_atomically
+from staticmem.cli.output import Progress, add_debug, check_target, say, write_atomically
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.frontends.architectures import OPTIONS, Architecture, architecture_of
 from staticmem.recording import EXPORTERS, NEITHER, NO_GRAPH
@@ -98,7 +99,8 @@ def _of_code(kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
     module.train(not args.eval)
     request = ExportRequest(module, inputs, kind, args.exporter, not args.eval, args.stack_traces, loss)
     try:
-        data, lines = exported(request)
+        with Progress("modes recorded") as bar:
+            data, lines = exported(replace(request, progress=bar.update))
     except ModelFileError as error:
         if NEITHER in error.why:
             error.hint = _advice(error.why, args.device, request.exporter) or error.hint

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Hashable, Mapping
@@ -59,9 +60,9 @@ def read_archive(path: str, keep: bool = False, recordings: bool = True) -> Expo
                 return recorded
             if not name:
                 raise _without_graph(path)
-            document = _parsed(text, name, path)
             tied = tied_names(archive)
             traced = sizes(archive, path)
+            document = _parsed(_renamed(text, traced.names), name, path)
     except zipfile.BadZipFile as error:
         raise ModelFileError(
             f"{path} is a damaged archive",
@@ -174,6 +175,14 @@ def _read_json(archive: zipfile.ZipFile, name: str, path: str) -> bytes:
             code="SM106",
         )
     return archive.read(name)
+
+
+def _renamed(text: bytes, names: Mapping[str, str]) -> bytes:
+    """The JSON with its symbols as `staticmem export` calls the sizes."""
+    if not names:
+        return text
+    symbol = re.compile(rb"\b(" + "|".join(names).encode() + rb")\b")
+    return symbol.sub(lambda match: names[match[1].decode()].encode(), text)
 
 
 def _parsed(text: bytes, name: str, path: str) -> Any:

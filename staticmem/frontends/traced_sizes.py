@@ -1,11 +1,15 @@
 """What `staticmem export` writes of open sizes: a member of a `.pt2`, an entry of an ONNX file's metadata.
 
-The text is JSON, `{"example": {"s77": 2}, "least": {"s77": 1}, "conditions": ["Ne(s77, 1)"]}`, read as hostile input.
+The text is JSON, `{"example": {"batch": 2}, "least": {"batch": 1}, "conditions": ["Ne(batch, 1)"], "names": {"s77":
+"batch"}}`, read as hostile input. `names` is of an archive: what its symbols are called in reports and by `--dim`.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from staticmem.errors import ModelFileError
@@ -15,11 +19,14 @@ from staticmem.ir.model_file import TracedSizes
 NAME = "staticmem_sizes.json"  # under `extra/` of a `.pt2`, in `metadata_props` of a ModelProto
 MAX_CHARACTERS = 1 << 20
 MAX_CONDITIONS = 10_000
+_SYMBOL = re.compile("s[0-9]{1,9}", re.ASCII)  # as PyTorch names them
+_NAME = re.compile("[a-z][a-z0-9_]{0,63}", re.ASCII)
 
 
 def write(sizes: TracedSizes) -> str:
     """The text of the sizes."""
-    return json.dumps(content_of(sizes), separators=(",", ":"), sort_keys=True)
+    names = {"names": dict(sizes.names)} if sizes.names else {}
+    return json.dumps({**content_of(sizes), **names}, separators=(",", ":"), sort_keys=True)
 
 
 def content_of(sizes: TracedSizes) -> dict[str, Any]:
@@ -43,7 +50,19 @@ def read(text: str, path: str) -> TracedSizes:
 def _parsed(text: str) -> TracedSizes:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"sizes of at most {MAX_CHARACTERS:,} characters")
-    return of_content(json.loads(text))
+    content = json.loads(text)
+    sizes = of_content(content)
+    names = {fields.text(k): fields.text(v) for k, v in fields.mapping(content.get("names", {})).items()}
+    if not usable(names):
+        raise ValueError("names of sizes that are none")
+    return replace(sizes, names=names)
+
+
+def usable(names: Mapping[str, str]) -> bool:
+    """Whether symbols can be called so: each is one, and no name is that of two, or also a symbol."""
+    if not all(_SYMBOL.fullmatch(symbol) and _NAME.fullmatch(name) for symbol, name in names.items()):
+        return False
+    return len({*names.values(), *names}) == 2 * len(names)
 
 
 def of_content(value: Any) -> TracedSizes:

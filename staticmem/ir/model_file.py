@@ -67,6 +67,7 @@ class TracedSizes:
     example: Mapping[str, int] = field(default_factory=dict)
     least: Mapping[str, int] = field(default_factory=dict)
     conditions: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)  # what symbols of the file are called here
 
     def refusal(self, symbols: Mapping[str, int]) -> str | None:
         """The first condition that does not hold at these sizes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from staticmem.errors import ModelFileError, StaticmemError, UsageError
@@ -29,6 +29,7 @@ class ExportRequest:
     stack_traces: bool = False
     loss: Callable[[Any], Any] | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # further inputs, by keyword
+    progress: Callable[[int, int], None] | None = None  # is told how much of how much has been done
     axes: Sequence[tracing.Axes] | None = None  # names of the sizes that stay open; those of `tracing.open_axes`
 
 
@@ -77,7 +78,9 @@ def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
     document: dict[str, Any] | None = None
     unrecorded: ModelFileError | None = None
     try:  # first: an export that fails may leave its tensors in the module
-        document = record(request.module, request.inputs, request.kwargs, request.loss, axes=request.axes)
+        document = record(
+            request.module, request.inputs, request.kwargs, request.loss, axes=request.axes, progress=request.progress
+        )
     except ModelFileError as error:
         unrecorded = error
     try:
@@ -132,7 +135,9 @@ def graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
 def _written(request: ExportRequest, traced: tracing.Trace) -> bytes:
     is_archive = request.kind == ".pt2"
     write = writing.pt2_bytes if is_archive else writing.onnx_bytes
-    extra = {traced_sizes.NAME: traced_sizes.write(traced.sizes)}
+    named = is_archive and traced_sizes.usable(traced.names)
+    sizes = traced.named_sizes if named else traced.sizes
+    extra = {traced_sizes.NAME: traced_sizes.write(sizes)}
     try:
         return write(traced.program, stack_traces=request.stack_traces, extra=extra)
     except StaticmemError:
@@ -147,7 +152,7 @@ def _scripted(request: ExportRequest) -> tuple[bytes, list[str]]:
     module, inputs, lines = request.module, request.inputs, []
     try:
         traced = tracing.trace(module, inputs, as_given=False, stack_traces=False)
-        axes, sizes = traced.axes, traced.named_sizes
+        axes, sizes = traced.axes, replace(traced.named_sizes, names={})
     except ModelFileError:
         lines = ["What the code fixes is not known: torch.export fails on it"]
         opened = tracing.open_axes(inputs)

@@ -130,7 +130,11 @@ def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
         document = record(module, args, as_given=True)
     except ModelFileError as error:
         traced = trace(module, args, as_given=True)
-        archive = _of_program(traced.program, type(module).__name__, traced.sizes)
+        archive = _of_program(
+            traced.program,
+            type(module).__name__,
+            traced.named_sizes if traced_sizes.usable(traced.names) else traced.sizes,
+        )
         text = f"the code could not be recorded, and the graph of torch.export was taken in its place. {error.why}"
         archive.notes = (Note("warning", "SM336", text),)
         return archive

@@ -53,13 +53,14 @@ def record(
     *,
     as_given: bool = False,
     axes: Sequence[tracing.Axes] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """The document of a recording (`frontends.recording_format`).
 
     `args` and `kwargs` are example inputs, on any device. The sizes of `axes`, by default those of `tracing.open_axes`,
     are open if the code allows it; a batch of 1 is recorded as 2, unless the code takes another way then and the
     recording is for the sizes `as_given`. `loss` takes what the module returns, in training. The module is as it was
-    afterwards.
+    afterwards. `progress` is told how many modes of how many are recorded.
 
     Raises:
         ModelFileError: the code cannot run without data; the message is PyTorch's.
@@ -78,7 +79,7 @@ def record(
                 tracing.oblivious(),
                 known_answers(),
             ):
-                call.loss = loss
+                call.loss, call.progress = loss, progress or call.progress
                 document = call.document(tree_leaves((tuple(args), keywords)), opened)
         except Exception as error:
             last = error
@@ -114,6 +115,7 @@ class _Call:
         self.targets: dict[str, int] = {}
         self.loss: Callable[[Any], torch.Tensor] | None = None
         self.hooked: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters with hooks: the fake one, and the real
+        self.progress: Callable[[int, int], None] = lambda done, total: None
         self.casts = halved.Casts()  # of the last program
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
 
@@ -150,7 +152,11 @@ class _Call:
             return programs.row(program, *_named_mode(mode))
 
         try:
-            of_modes = {mode: row(mode, data) for mode in MODES}
+            of_modes = {}
+            for done, mode in enumerate(MODES):
+                self.progress(done, len(MODES) + 1)  # and the module cast to 16 bits
+                of_modes[mode] = row(mode, data)
+            self.progress(len(MODES), len(MODES) + 1)
             for mode, program in of_modes.items():
                 if program is not None:
                     programs.add(program, *_named_mode(mode))

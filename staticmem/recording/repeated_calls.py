@@ -163,10 +163,9 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
         return super()._output_from_cache_entry(*given)
 
     def _make_cache_entry(self, *given: Any) -> Any:
-        try:
-            return super()._make_cache_entry(*given)
-        finally:
-            self._answered = None  # it makes a result to try the entry
+        entry = super()._make_cache_entry(*given)  # raises for what PyTorch does not keep
+        self._answered = given[3]  # after it: it makes a result to try the entry
+        return entry
 
     # -- arguments -----------------------------------------------------------------------------------------------
 
@@ -203,7 +202,8 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
         ):  # fmt: skip
             raise _OtherError
         sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
-        key += (len(sizes), tensor.dtype, tensor.fake_device, tensor.requires_grad, tensor.is_conj(), tensor.is_neg())
+        # not whether it requires a gradient: below autograd training has the results of inference
+        key += (len(sizes), tensor.dtype, tensor.fake_device, tensor.is_conj(), tensor.is_neg())
         key += [size.node._expr if isinstance(size, torch.SymInt) else size for size in sizes]
 
     # -- results -------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Trace:
             {self.names.get(s, s): n for s, n in sizes.items()} for sizes in (self.sizes.example, self.sizes.least)
         )
         conditions = [re.sub(r"\b\w+\b", lambda m: self.names.get(m[0], m[0]), c) for c in self.sizes.conditions]
-        return TracedSizes(example, least, tuple(conditions))
+        return TracedSizes(example, least, tuple(conditions), self.names)
 
 
 def open_axes(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Axes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch.nn import functional  # noqa: E402
 
 import staticmem  # noqa: E402
 from staticmem.errors import DimensionError, ModelFileError  # noqa: E402
-from staticmem.frontends import open_model  # noqa: E402
+from staticmem.frontends import open_model, traced_sizes  # noqa: E402
 from staticmem.recording import NEITHER, NO_GRAPH  # noqa: E402
-from staticmem.recording.export import ExportRequest, exported  # noqa: E402
+from staticmem.recording.export import ExportRequest, exported, graph_file  # noqa: E402
 from staticmem.recording.told import lines_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -179,3 +180,25 @@ def test_a_recorded_loss_is_shown(tmp_path: Path) -> None:
     report = staticmem.analyze(path, batch=8, optimizer="sgd")
     assert report.scenario.loss == "recorded"
     assert "loss recorded" in str(report)
+
+
+def test_a_graph_has_the_names_of_the_export(tmp_path: Path) -> None:
+    """Where a file has no recording, `--dim` takes the names that `staticmem export` says too."""
+    path, x = tmp_path / "net.pt2", torch.zeros(2, 12, 16)
+    data, lines = graph_file(ExportRequest(nn.Linear(16, 4), (x,), ".pt2"))
+    path.write_bytes(data)
+    assert lines[0] == "Open sizes: batch, axis1"
+    report = staticmem.analyze(path, batch=4, dims={"axis1": 128})
+    assert report.model.inputs[0].symbolic == ("batch", "axis1", 16)
+    assert (
+        report.peak.live_bytes
+        == staticmem.analyze(nn.Linear(16, 4), (x,), batch=4, dims={"axis1": 128}).peak.live_bytes
+    )
+    assert torch.export.load(path).range_constraints  # the graph itself has the symbols of PyTorch
+
+
+@pytest.mark.parametrize("names", [{"s1": "batch", "s2": "batch"}, {"s1": "s2", "s2": "x"}, {"s1": "a.b"}, {"x": "y"}])
+def test_names_that_are_none(names: dict[str, str]) -> None:
+    text = json.dumps({"example": {}, "least": {}, "conditions": [], "names": names})
+    with pytest.raises(ModelFileError, match="damaged sizes"):
+        traced_sizes.read(text, "net.pt2")
