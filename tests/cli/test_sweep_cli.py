@@ -254,3 +254,36 @@ def test_the_progress_of_a_sizing_counts_its_cards() -> None:
     cards = [gpus.find(name) for name in ("l4", "t4")]
     report = sizing(Study.open(SEED, Request()), Options(cards, progress=lambda done, of: seen.append((done, of))))
     assert seen[-1] == (len(report.cards), 2) == (2, 2)
+
+
+def test_check_fails_where_the_card_cannot_run_or_hold_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever the limit; what failed comes first, and a condition is said of what passes."""
+    cards = ["--gpu", "v100", "--gpu", "100MiB", "--gpu", "gtx-1080-ti"]
+    words = ["check", SEED, "--no-config", "--batch", "1", *cards, "--compile", "--budget", "device=900GiB", "-j", "1"]
+    assert main([*words, "-f", "json"]) == 1
+    outcomes = json.loads(capsys.readouterr().out)["outcomes"]
+    stands = {one["gpu"]: (one["fit"], one["passed"]) for one in outcomes}
+    assert stands == {
+        "gtx-1080-ti": ("cannot run it", False), "100mib": ("does not fit", False), "v100-16gb": ("fits", True),
+    }  # fmt: skip
+    assert [one["passed"] for one in outcomes] == [False, False, True]
+    assert "wheel for CUDA 12.6" in outcomes[-1]["condition"]
+    assert main(words) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("2 of 3 budgets not kept")
+    assert "gtx-1080-ti: cannot run it, torch.compile writes kernels in Triton" in said
+    live = [
+        "check",
+        SEED,
+        "--no-config",
+        "--batch",
+        "1",
+        "--gpu",
+        "gtx-1080-ti",
+        "--compile",
+        "--budget",
+        "live=900GiB",
+    ]
+    assert main([*live, "-q", "-j", "1"]) == 1  # with budgets of live memory alone too
+    assert main([*words, "-f", "github"]) == 1
+    assert "the GPU: cannot run it" in capsys.readouterr().out
