@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from staticmem.devices.sizing import Fit
 from staticmem.frontends.architectures import model_name
 from staticmem.report.formats import Format
@@ -107,7 +105,8 @@ def render_markdown(check: Check, view: View = PLAIN) -> str:
 
 def render_github(check: Check, view: View = PLAIN) -> str:
     """Workflow commands: an annotation for each budget that is exceeded, the worst first."""
-    bad: Sequence[Outcome] = [o for o in check.outcomes if not o.passed]
+    failed = [o for o in check.outcomes if not o.passed]
+    bad = sorted(failed, key=lambda o: (o.error is None, o.level == "warning", o.margin_bytes or 0))
     lines = []
     for o in bad[:ANNOTATIONS]:
         level = "warning" if o.level == "warning" and o.error is None else "error"
