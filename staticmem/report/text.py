@@ -118,9 +118,16 @@ class Text:
             self.lines.append("")
         self.add(text, colour)
 
-    def columns(self, rows: Sequence[Sequence[str]], right: Container[int] = ()) -> None:
-        """Aligned rows, indented; columns in `right` are numbers."""
-        self.lines += columns(rows, self.style, right, indent="  ")
+    def columns(
+        self,
+        rows: Sequence[Sequence[str]],
+        right: Container[int] = (),
+        *,
+        whole: Container[int] = (),
+        optional: Iterable[int] = (),
+    ) -> None:
+        """Aligned rows without heads, indented; the arguments are those of `columns`."""
+        self.lines += columns(rows, self.style, right, indent="  ", whole=whole, optional=optional, heads=False)
 
     def wrap(self, text: str, indent: str = "", first: str | None = None, colour: str = "") -> None:
         """Lines of at most the terminal's width (100 where there is none), with a hanging indent."""
@@ -153,14 +160,18 @@ def columns(
     widest: Mapping[int, int] | None = None,
     optional: Iterable[int] = (),
     colour: Callable[[int, int, str], str] | None = None,
+    whole: Container[int] = (),
+    heads: bool = True,
 ) -> list[str]:
     """Rows of the same length as aligned lines; an empty row is a rule.
 
     Where the terminal is narrower than the table, columns of `optional` are left out, and then the widest texts are
-    cut.
+    cut. Below the table a line names what was left out, by the heads in its first row.
 
     Args:
-        right: columns of numbers, which are aligned to the right.
+        right: columns of numbers, which are aligned to the right, and never cut.
+        whole: other columns that are never cut.
+        heads: the first row has the heads of the columns.
         widest: the most that a column may take; longer texts are cut.
         optional: columns that may be left out, from the least important on.
         colour: the name of a colour, or nothing, by the numbers of row and column, and the text.
@@ -169,8 +180,10 @@ def columns(
     widths = dict(enumerate(max(map(len, column)) for column in zip(*filter(None, table), strict=True)))
     for column, most in (widest or {}).items():
         widths[column] = min(widths[column], most)
+    missing: list[str] = []
     if style.width is not None:
-        _fit(widths, style.width - len(indent), optional, right)
+        dropped = _fit(widths, style.width - len(indent), optional, lambda column: column in right or column in whole)
+        missing = [table[0][column] for column in dropped if heads and table[0][column]]
     lines = []
     for number, row in enumerate(table):
         cells = []
@@ -181,25 +194,37 @@ def columns(
                 text = style.paint(text, colour(number, column, text))
             cells.append(padding + text if column in right else text + padding)
         lines.append((indent + "  ".join(cells)).rstrip())
+    if missing:
+        assert style.width is not None
+        lines += _wrapped(f"not shown at this width: {', '.join(missing)}", style.width, indent)
     return lines
 
 
-def _fit(widths: dict[int, int], room: int, optional: Iterable[int], right: Container[int]) -> None:
-    """Takes columns and widths away until the table fits. A number is never cut."""
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    import textwrap  # late: half a millisecond, and not every result has sentences
+
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=f"{indent}  ")
+
+
+def _fit(widths: dict[int, int], room: int, optional: Iterable[int], uncut: Callable[[int], bool]) -> list[int]:
+    """Takes columns and widths away until the table fits; the columns that are gone. What is `uncut` is never cut."""
 
     def excess() -> int:
         return sum(widths.values()) + 2 * (len(widths) - 1) - room
 
+    gone: list[int] = []
     for column in optional:
         if excess() <= 0:
-            return
-        widths.pop(column, None)
-    texts = [column for column in widths if column not in right]
+            break
+        if widths.pop(column, None) is not None:
+            gone.append(column)
+    texts = [column for column in widths if not uncut(column)]
     while texts and excess() > 0:
         widest = max(texts, key=lambda column: widths[column])
         if widths[widest] <= _NARROWEST:
-            return
+            break
         widths[widest] -= 1
+    return sorted(gone)
 
 
 def csv_text(rows: Iterable[Iterable[object]]) -> str:

@@ -114,12 +114,24 @@ def test_notes_take_a_line_each_and_are_whole_on_request(report: Report) -> None
 
 @given(st.integers(20, 200), st.lists(st.text("abc .", min_size=1, max_size=60), min_size=2, max_size=6))
 def test_a_table_fits_the_terminal(width: int, cells: list[str]) -> None:
-    """Columns that may go are left out from the first on; numbers are whole."""
+    """Columns that may go are left out from the first on, and a line below names them; numbers are whole."""
     style, heads = Style(width=width), [f"head {i}" for i in range(len(cells))]
     rows = [[*heads, "number"], [*cells, "1234567"]]
     lines = columns(rows, style, right=(len(cells),), optional=range(len(cells) - 1, 0, -1))
-    assert all(line.endswith(end) for line, end in zip(lines, ("number", "1234567"), strict=True))
+    head, row, *below = lines
+    assert head.endswith("number")
+    assert row.endswith("1234567")
     assert max(map(len, lines)) <= max(width, 12 + 2 + 7)
+    named = set(re.findall(r"head \d", " ".join(below)))
+    assert {name for name in heads if name in head} | named == set(heads)
+
+
+def test_what_is_left_out_is_named() -> None:
+    rows = [["GPU", "needs", "left"], ["L4", "3.58 GiB", "18.46 GiB to spare"]]
+    assert columns(rows, Style(width=40), right=(1,), optional=(2,)) == columns(rows, Style(), right=(1,))
+    assert columns(rows, Style(width=30), right=(1,), optional=(2,))[-1] == "not shown at this width: left"
+    without_heads = columns(rows, Style(width=30), right=(1,), optional=(2,), heads=False)
+    assert without_heads == ["GPU     needs", "L4   3.58 GiB"]
 
 
 def test_texts_are_cut_between_words() -> None:

@@ -123,7 +123,7 @@ def _categories(text: Text, report: Report) -> None:
     band = peak.bands["live"]
     if band.low < band.high:
         between = f"between {size(band.low)} and {size(band.high)}, by {_left_open(report)}"
-        text.lines.append(f"  {'band':<15}  {between}")
+        text.wrap(between, " " * 19, f"  {'band':<15}  ")
 
 
 _FROZEN = frozenset(("SM315", "SM334"))  # notes of what a file does not say of training
@@ -151,7 +151,7 @@ def _device(text: Text, report: Report) -> None:
     usable = f"{size(gpu.usable_bytes)} usable" if gpu is not None else "assumed"
     text.heading(f"On the device: {device.name} ({usable}), PyTorch {device.torch_version}")
     rows = [(f"{name:<9}", nbytes, between, METERS[name]) for name, nbytes, between in meter_rows(peak, text.view)]
-    text.columns(rows, right=(1,))
+    text.columns(rows, right=(1,), whole=(2,), optional=(3,))
     parts = [f"{name} {size(nbytes)}" for name in BEYOND_LIVE if (nbytes := peak.device_by_category[name])]
     text.wrap(f"beyond tensors: {', '.join(parts)}", "    ", "  ")
 

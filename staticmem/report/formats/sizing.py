@@ -28,7 +28,7 @@ _RANKS = (
 ACCURACY = (_LIVE, _DEVICE, _RANKS)
 _COLOURS = {"fits": "green", "tight": "yellow", "with checkpointing": "yellow"}
 _HEADS = ("GPU", "usable", "needs", "at most", "", "headroom")
-_SPARE = (5, 1)  # columns of _HEADS that a narrow terminal can do without
+_SPARE = (1, 3)  # columns of _HEADS that a narrow terminal can do without: headroom says what `usable` leaves
 _IF = "‡"  # marks a verdict that holds on a condition
 _OUTCOME = 4  # the column of _HEADS that says whether the card fits
 # columns of the CSV that are fields of a card
@@ -107,7 +107,8 @@ def _table(sizing: Sizing, view: View) -> list[str]:
         return _COLOURS.get(text.removesuffix(f" {_IF}"), "red")
 
     right = [i for i in range(len(heads)) if i not in (0, _OUTCOME)]
-    spare = [*range(len(heads) - 1, len(_HEADS) - 1, -1), *_SPARE]
+    more = [column for column in range(len(heads) - 1, len(_HEADS) - 1, -1) if not heads[column].startswith("safe ")]
+    spare = [*more, *_SPARE]
     lines = columns([heads, *rows], view.style, right, indent="  ", optional=spare, colour=colour)
     slugs = [row.slug for row in sizing.cards]
     lines[0] = view.style.paint(lines[0], "dim")

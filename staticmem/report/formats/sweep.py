@@ -28,7 +28,9 @@ def render(sweep: Sweep, view: View = PLAIN) -> str:
     text, style, (heads, *rows) = Text(view), view.style, cells_of(sweep, view)
     text.answer(verdict(sweep, view))
     right = [i for i, name in enumerate(heads) if not name.startswith(_LEFT)]
-    head, *lines = columns([heads, *rows], style, right, optional=[heads.index("phase")], colour=_colour)
+    head, *lines = columns(
+        [heads, *rows], style, right, optional=[heads.index("phase"), heads.index("live")], colour=_colour
+    )
     text.lines += ["", style.paint(head, "bold"), *lines]
     for row in sweep.rows:
         if row.error is not None:
