@@ -220,8 +220,31 @@ def verdict(report: Report, view: View = PLAIN) -> str:
     return f"{line} {largest}" if largest else line
 
 
+# What a file does not say of training, by the note of it: in a few words, and the flag that says there is none
+UNSAID: Mapping[str, tuple[str, str]] = {
+    "SM315": ("what is frozen", "--freeze none"),
+    "SM334": ("what is frozen", "--freeze none"),
+    "SM386": ("what runs in checkpoints", "--checkpoint none"),
+}
+
+
+def unsaid_text(report: Report) -> str:
+    """What the band of the peak begins so low for, and what makes it narrow; empty where the file says it all."""
+    found = dict.fromkeys(UNSAID[note.code] for note in report.assumptions if note.code in UNSAID)
+    band = report.peak.bands["live"]
+    if not found or band.low == band.high:
+        return ""
+    words = " and ".join(what for what, _ in found)
+    flags = " ".join(flag for _, flag in found)
+    return f"The file does not say {words}, so the band begins low; if nothing is: {flags}."
+
+
 def next_step(report: Report) -> str:
     """What to ask next, by the answer."""
+    return " ".join(filter(None, (unsaid_text(report), _next_verb(report))))
+
+
+def _next_verb(report: Report) -> str:
     gpu = report.gpu
     if gpu is None:
         return "Next: --gpu NAME says whether a card holds it; `staticmem size` compares cards."

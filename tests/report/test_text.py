@@ -159,3 +159,15 @@ def test_control_characters_are_not_printed(report: Report) -> None:
     text = render(changed)
     assert "\x1b" not in text
     assert "evil?[2J?name" in text
+
+
+def test_what_a_file_does_not_say_of_training_is_asked_in_the_first_lines() -> None:
+    """ONNX has no requires_grad, and no lines that would show checkpoints."""
+    path = ROOT / "models" / "resnet18.onnx"
+    open_ones = render(staticmem.analyze(path, batch=2, optimizer="adam"))
+    first = " ".join(open_ones.partition("\n\n")[0].split())
+    assert "does not say what is frozen and what runs in checkpoints" in first
+    assert "--freeze none --checkpoint none" in first
+    settled = staticmem.analyze(path, batch=2, optimizer="adam", freeze="none", checkpoint="none")
+    assert "does not say" not in render(settled).partition("\n\n")[0]
+    assert settled.peak.bands["live"].low > staticmem.analyze(path, batch=2, optimizer="adam").peak.bands["live"].low

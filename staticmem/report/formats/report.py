@@ -10,6 +10,7 @@ from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import (
     METER,
     METERS,
+    UNSAID,
     cache_rows,
     category_name,
     compiled_rows,
@@ -126,10 +127,6 @@ def _categories(text: Text, report: Report) -> None:
         text.wrap(between, " " * 19, f"  {'band':<15}  ")
 
 
-_FROZEN = frozenset(("SM315", "SM334"))  # notes of what a file does not say of training
-_RECOMPUTED = "SM386"
-
-
 def _left_open(report: Report) -> str:
     """What moves the peak within its band, in a few words."""
     scenario, codes = report.scenario, {note.code for note in report.assumptions}
@@ -137,10 +134,9 @@ def _left_open(report: Report) -> str:
         return "the tokens that go to a rank's experts"
     if WHOLE in scenario.compile or scenario.parallel is not None:  # nothing else is open then
         return "the compiled code of some ops"
-    if not _FROZEN.isdisjoint(codes):
-        return "what is frozen (--freeze)"
-    if _RECOMPUTED in codes:
-        return "what runs in checkpoints, which the file does not show"
+    unsaid = [UNSAID[code][0] for code in UNSAID if code in codes]
+    if unsaid:
+        return unsaid[0]
     return "what the code keeps in variables"
 
 
