@@ -28,11 +28,22 @@ def torch_release(name: str) -> tuple[int, int]:
 
 REFERENCE_RELEASE = torch_release(REFERENCE_TORCH)
 
-# Releases since which a step allocates or saves something else: softmax and convolution (1.11), rms_norm (2.9), ring
-# attention (2.14); the files of `ops/` have the sources. Steps of the releases between two of them are equal.
-STEP_CHANGED = ((1, 0), (1, 11), (2, 9), (2, 14))
+# Since it optimizers run over lists of tensors by default, zero_grad() sets gradients to None, and there is
+# scaled_dot_product_attention (https://github.com/pytorch/pytorch/releases/tag/v2.0.0: "Optimizers default to foreach
+# implementations", "Zero gradients to None by default").
+DEFAULTS_CHANGED = (2, 0)
+# Releases since which a step allocates or saves something else: softmax and convolution (1.11), fused attention (2.0),
+# rms_norm (2.9), ring attention (2.14); the files of `ops/` have the sources. Steps of the releases between two of them
+# are equal.
+STEP_CHANGED = ((1, 0), (1, 11), DEFAULTS_CHANGED, (2, 9), (2, 14))
 
 
 def release_of_step(release: tuple[int, int]) -> tuple[int, int]:
     """The first release whose steps are those of this one."""
     return max((since for since in STEP_CHANGED if since <= release), default=STEP_CHANGED[0])
+
+
+def cuda_of_build(name: str) -> tuple[int, int] | None:
+    """(11, 3) of `1.12.1+cu113`; None of a version that does not name a build for CUDA."""
+    match = re.search(r"\+cu(\d{1,3})(\d)$", name.strip())
+    return (int(match.group(1)), int(match.group(2))) if match is not None else None

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from staticmem.devices.gpus import Gpu
 from staticmem.ir.record import record
-from staticmem.version import torch_release
+from staticmem.version import cuda_of_build, torch_release
 
 Capability = tuple[int, int]
 
@@ -37,6 +37,11 @@ _ON_PYPI_ARM = ((2, 9), (11, 0))
 _ELSEWHERE: tuple[tuple[tuple[int, int], tuple[int, int], str, str], ...] = (
     ((2, 7), (2, 8), "12.8", "7.5 8.0 8.6 9.0 10.0 12.0"),
     ((2, 8), (2, 15), "12.6", "5.0 6.0 7.0 7.5 8.0 8.6 9.0"),
+)
+# Wheels for CUDA 11 of releases before 2.0 (the packages that the page above read: 1.7.1+cu110, 1.8.0+cu111 and later).
+_OF_CUDA_11: tuple[tuple[Capability, str], ...] = (
+    ((11, 0), "3.7 5.0 6.0 7.0 7.5 8.0"),
+    ((11, 1), "3.7 5.0 6.0 7.0 7.5 8.0 8.6"),
 )
 JETSON = ((8, 7),)  # Orin: NVIDIA's own builds for JetPack; Thor (11.0) runs those for aarch64
 
@@ -114,7 +119,7 @@ def standing(card: Gpu, torch: str, needs: Needs) -> Standing:
     refused = _refused(chip, torch_release(torch), needs)
     if refused:
         return Standing(obstacle=refused)
-    conditions = [*_build_for(chip, torch_release(torch))]
+    conditions = [*_build_for(chip, torch)]
     if needs.bfloat16 and chip < _BFLOAT16:
         conditions.append(("slow arithmetic in bfloat16", SLOWLY))
     return Standing("", " and ".join(what for what, _ in conditions), "; ".join(why for _, why in conditions))
@@ -141,16 +146,21 @@ def _refused(chip: Capability, release: tuple[int, int], needs: Needs) -> str:
     return ""
 
 
-def _build_for(chip: Capability, release: tuple[int, int]) -> Iterable[tuple[str, str]]:
+def _build_for(chip: Capability, torch: str) -> Iterable[tuple[str, str]]:
     """The build of PyTorch that has kernels for a chip, where the one that pip installs has none, and why."""
+    release, build = torch_release(torch), cuda_of_build(torch)
     if chip in JETSON:
         yield "NVIDIA's build of PyTorch for JetPack", "PyTorch's own wheels have no kernels for Jetson Orin"
         return
     cuda, built = next((cuda, built) for since, cuda, built in reversed(_ON_PYPI) if since <= max(release, (1, 0)))
+    named = f"{release[0]}.{release[1]} from PyPI (CUDA {cuda})"
+    of_build = [listed for since, listed in _OF_CUDA_11 if build is not None and since <= build and release < (2, 0)]
+    if of_build:
+        built, named = of_build[-1], torch
     if _runs(chip, built) or (chip == _ON_PYPI_ARM[1] and release >= _ON_PYPI_ARM[0]):
         return
     name, shown = f"{release[0]}.{release[1]}", f"{chip[0]}.{chip[1]}"
-    why = f"PyTorch {name} from PyPI (CUDA {cuda}) has no kernels for compute capability {shown}"
+    why = f"PyTorch {named} has no kernels for compute capability {shown}"
     for since, until, other, built in _ELSEWHERE:
         if since <= release < until and _runs(chip, built):
             yield (

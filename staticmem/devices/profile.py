@@ -15,7 +15,7 @@ from staticmem.devices.gpus import THREADS, Gpu
 from staticmem.errors import UsageError
 from staticmem.ir.record import record
 from staticmem.units import KIB, MIB, NOTHING, Band
-from staticmem.version import REFERENCE_TORCH, torch_release
+from staticmem.version import REFERENCE_TORCH, cuda_of_build, torch_release
 
 DEFAULT = Path(__file__).parent / "profiles" / "pytorch.yaml"
 DEFAULT_TORCH = REFERENCE_TORCH.rpartition(".")[0]
@@ -131,8 +131,19 @@ class Profile:
     def cudnn(self, torch: str = DEFAULT_TORCH) -> str:
         """The cuDNN that a torch release brings, e.g. `9.10.2`."""
         wanted = torch_release(torch)
+        build = cuda_of_build(torch)
+        if build is not None and build >= (11, 0):
+            found = [cudnn for since, cudnn in _CUDNN_OF_CUDA_11 if since <= wanted < _CUDA_11_ON_PYPI]
+            if found:
+                return found[-1]
         fitting = [cudnn for since, cudnn in self.cudnn_versions if since <= wanted]
         return fitting[-1] if fitting else self.cudnn_versions[0][1]
+
+
+# cuDNN in the wheels for CUDA 11 of releases before 1.13, whose wheels on PyPI are for CUDA 10.2
+# (https://github.com/pytorch/builder, common/install_cuda.sh at those releases: 8.0.5, 8.2.0 and 8.3.2).
+_CUDNN_OF_CUDA_11 = (((1, 7), "8.0.5"), ((1, 10), "8.2.0"), ((1, 12), "8.3.2"))
+_CUDA_11_ON_PYPI = (1, 13)
 
 
 @lru_cache(maxsize=4)

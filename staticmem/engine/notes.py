@@ -13,6 +13,7 @@ from staticmem.scenario.losses import has_terms
 from staticmem.scenario.selection import Policy, never_seen
 from staticmem.scenario.step import NONE_FROZEN, PAGEABLE, PINNED, Scenario
 from staticmem.units import format_bytes
+from staticmem.version import DEFAULTS_CHANGED
 
 _FUSED = ("torch.nn.modules.activation.MultiheadAttention", "torch.nn.modules.transformer.TransformerEncoderLayer")
 
@@ -31,6 +32,9 @@ def notes_of_step(
         yield from _of_recurrent(graph)
         yield from _of_other_outputs(outputs, loss)
     yield from _of_unread(graph, scenario.training)
+    if scenario.torch < DEFAULTS_CHANGED and "aten::scaled_dot_product_attention" in graph.bases:
+        text = "PyTorch before 2.0 has no scaled_dot_product_attention: written out, it is counted as the plain kernel"
+        yield Note("warning", "SM361", text)
     if graph.recorded is not None:
         pass
     elif not scenario.training:

@@ -95,7 +95,8 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
             )  # fmt: skip
             data, lines = graph_file(request)
         else:
-            data = pack(record(built.module, built.args, built.kwargs, built.loss, axes=built.axes))
+            document = record(built.module, built.args, built.kwargs, built.loss, axes=built.axes)
+            data = pack({**document, **_loss_function(built.module)})
     except StaticmemError as error:
         raise FailedError("graph" if job["kind"] else "run", f"{error.what}: {error.why}") from error
     with open(job["file"], "wb") as file:
@@ -143,9 +144,25 @@ def _transformers(job: Mapping[str, Any]) -> Built:
     chosen = {"attn_implementation": options.get("attention"), "dtype": getattr(torch, dtype) if dtype else None}
     with _bounded():
         model = cls._from_config(config, **{name: value for name, value in chosen.items() if value is not None})
+    if job["config"].get("tie_word_embeddings") is False:
+        _give_head_its_own_weight(model)
     if options.get("checkpointing") == "yes":
         model.gradient_checkpointing_enable()
     return _with_inputs(model, config, Example(job), options)
+
+
+def _give_head_its_own_weight(model: Any) -> None:
+    """The head of a checkpoint whose config says that it is not the embedding. Classes of the T5 family tie it whatever
+    their config says, and a checkpoint that has both weights (mT5, T5 1.1, Flan-T5) unties it when it is loaded.
+
+    Source: transformers 5.24, modeling_utils.py, `tie_weights`: no tie where both weights were loaded and differ.
+    """
+    import torch
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    weight = getattr(head, "weight", None)
+    if weight is not None and weight is getattr(embedding, "weight", None):
+        head.weight = torch.nn.Parameter(torch.empty_like(weight), weight.requires_grad)
 
 
 def _config_of(content: Mapping[str, Any]) -> Any:
@@ -226,6 +243,18 @@ def _add_labels(built: Built, taken: Any, batch: tuple[str, int], tokens: tuple[
 def _loss_of(result: Any) -> Any:
     """The loss and the other outputs, which a loop with `outputs = model(**inputs)` holds."""
     return {"loss": result.loss, **result}
+
+
+def _loss_function(module: Any) -> dict[str, str]:
+    """The key of transformers' LOSS_MAPPING by which a forward with labels computes its loss; nothing where its code
+    has a loss of its own (T5, BERT), or where it is a model of another package.
+
+    Source: transformers 5.24, modeling_utils.py, `PreTrainedModel.loss_function`.
+    """
+    forward = type(module).forward
+    calls = "loss_function" in getattr(getattr(inspect.unwrap(forward), "__code__", None), "co_names", ())
+    kind = getattr(module, "loss_type", None)
+    return {"loss_function": kind} if calls and isinstance(kind, str) else {}
 
 
 # -- timm and torchvision --------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from staticmem.ir.record import record
-from staticmem.scenario.step import OF_TRANSFORMERS
+from staticmem.scenario.step import OF_TRANSFORMERS, TORCH_OPTIMIZERS
+from staticmem.version import DEFAULTS_CHANGED, torch_release
 
 
 @record(frozen=True, slots=True)
@@ -107,6 +108,21 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
     if options.get("optimizer") is not None:  # another optimizer has its own implementation
         defaults.pop("optimizer_impl", None)
     return {"mode": "train", **defaults, **options}
+
+
+def with_release(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the defaults that a release of PyTorch before 2.0 has for what is not given.
+
+    Sources: torch/optim/adam.py of 1.13 (`foreach: Optional[bool] = None` means no), torch/optim/optimizer.py of 1.13
+    (`zero_grad(self, set_to_none: bool = False)`).
+    """
+    given, version = dict(options), options.get("torch_version")
+    if version is None or torch_release(str(version)) >= DEFAULTS_CHANGED:
+        return given
+    defaults: dict[str, Any] = {"set_to_none": False}
+    if given.get("optimizer") in TORCH_OPTIMIZERS:
+        defaults["optimizer_impl"] = "for-loop"
+    return {**defaults, **given}
 
 
 def described(name: str, options: Mapping[str, Any]) -> str:

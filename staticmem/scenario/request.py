@@ -28,9 +28,10 @@ from staticmem.scenario.on_ranks import (
     check_packed_weights,
 )
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
-from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset
+from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset, with_release
 from staticmem.scenario.sampling import EXAMPLE, GREEDY, sampling_of
 from staticmem.scenario.step import (
+    AFTER_FORWARD,
     CACHES,
     COMPILE_MODES,
     DEFAULT_MODE,
@@ -53,7 +54,7 @@ from staticmem.scenario.step import (
     Scenario,
     check_owner,
 )
-from staticmem.version import REFERENCE_RELEASE, release_of_step, torch_release
+from staticmem.version import DEFAULTS_CHANGED, REFERENCE_RELEASE, release_of_step, torch_release
 
 GENERATE = "generate"
 MODES = ("train", "infer", GENERATE)
@@ -248,7 +249,9 @@ class Request(Levers):
     )
     torch_version: str | None = option(
         None, DEVICE, "text", "V", "the PyTorch that runs the step", unset="2.13", example="2.9",
-        details="Decides workspaces of cuBLAS, which cuDNN, and what autograd saved before 1.11",
+        details="Decides workspaces of cuBLAS, which cuDNN, and what autograd saved before 1.11. Before 2.0 optimizers "
+        "run as for-loops, gradients are zeroed, and attention is written out, where nothing else is said. `1.12+cu113` "
+        "names a build for another CUDA than that on PyPI",
     )
     module_loading: str | None = option(
         None, DEVICE, "choice", "WHEN", "when kernels come to the GPU, as CUDA_MODULE_LOADING",
@@ -370,8 +373,7 @@ class Request(Levers):
         if mode == "train" and optimizer is None:
             notes.append(Note("assumption", "SM303", "no optimizer: forward and backward only"))
         if mode == "train" and optimizer is not None:
-            text = "a step after the first: optimizer state exists, and zero_grad() has set gradients to None"
-            notes.append(Note("assumption", "SM300", text))
+            notes.append(Note("assumption", "SM300", self._of_later_steps()))
         assert isinstance(self.compile, tuple)
         if self.compile and self.parallel is not None:
             check_compiled_rank(str(self.parallel), self.compile, self.compile_mode)
@@ -419,6 +421,8 @@ class Request(Levers):
         dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
         torch = release_of_step(REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version))
         sdpa = self._choice("sdpa")
+        if torch < DEFAULTS_CHANGED and sdpa == "auto":
+            sdpa = "math"  # code of that time writes attention out
         assert self.lora is None or isinstance(self.lora, str)
         lora = lora_of(self.lora) if self.lora is not None else None
         if lora is not None and lora.dora and self.parallel in RUNS_PARTS:
@@ -435,6 +439,19 @@ class Request(Levers):
             low_rank, self.experts, self.context, **levers
         )
         return scenario, notes
+
+    def _of_later_steps(self) -> str:
+        """What is there when the step begins."""
+        text = "a step after the first: optimizer state exists, and "
+        if not self.set_to_none:
+            text += "so do gradients, which zero_grad(set_to_none=False) fills with zeros"
+        elif self.zero_grad == AFTER_FORWARD:
+            text += "zero_grad() sets gradients to None when the forward has run"
+        else:
+            text += "zero_grad() has set gradients to None"
+        if self.torch_version is None or torch_release(self.torch_version) >= DEFAULTS_CHANGED:
+            return text
+        return f"{text}; before PyTorch 2.0 that, and --optimizer-impl for-loop, are the defaults"
 
     def _check_context(self, mode: str) -> None:
         if self.context_parallel is None:
@@ -551,7 +568,7 @@ def request_of(options: Mapping[str, Any]) -> Request:
         TypeError: an option that `Request` does not have.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    return Request(**(with_preset(given) if "preset" in given else given))
+    return Request(**with_release(with_preset(given) if "preset" in given else given))
 
 
 def as_flags(options: Mapping[str, Any]) -> str:

@@ -108,7 +108,8 @@ class Study:
     def _scenario(self) -> tuple[Scenario, list[Note]]:
         """The scenario as asked, with the loss that its model has."""
         scenario, notes = self._asked
-        if scenario.loss != OF_TRANSFORMERS:
+        by_itself = scenario.loss == AUTO and scenario.training and self._has_causal_loss()
+        if scenario.loss != OF_TRANSFORMERS and not by_itself:
             return scenario, notes
         loss, text = self._loss_of_transformers() if scenario.training else (AUTO, "")
         return replace(scenario, loss=loss), [*notes, *([Note("assumption", "SM330", text)] if text else [])]
@@ -116,6 +117,10 @@ class Study:
     @cached_property
     def _asked(self) -> tuple[Scenario, list[Note]]:
         return self.request.scenario()
+
+    def _has_causal_loss(self) -> bool:
+        """Whether the code of the model computes `ForCausalLMLoss` from labels, as every trainer has it do."""
+        return bool(getattr(self.model, "loss_function", "") == "ForCausalLM")
 
     def _loss_of_transformers(self) -> tuple[str, str]:
         """The loss that a model of transformers computes from labels, and what the report says of it.

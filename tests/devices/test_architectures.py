@@ -43,6 +43,10 @@ HALF = Needs(bfloat16=True)
         ("h100-sxm-80gb", "1.13", "of your own, or PyTorch 2.1 from PyPI"),
         ("jetson-agx-orin-64gb", "2.13", "NVIDIA's build of PyTorch for JetPack"),
         ("mi300x", "2.13", ""),
+        ("rtx-3090", "1.12", "of your own"),  # PyPI had CUDA 10.2
+        ("rtx-3090", "1.12.1+cu113", ""),
+        ("rtx-3090", "1.7.1+cu110", ""),  # kernels for 8.0 run on 8.6
+        ("h100-sxm-80gb", "1.12+cu113", "of your own, or PyTorch 2.1 from PyPI"),
     ],
 )
 def test_a_wheel_has_kernels_for_some_chips(slug: str, torch: str, condition: str) -> None:

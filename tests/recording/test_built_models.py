@@ -212,3 +212,61 @@ def test_a_loop_holds_the_outputs_beside_the_loss_of_the_model() -> None:
 
     logits = 32 * 500 * 2
     assert peak("held") - peak("dropped") == -(-logits // 512) * 512
+
+
+class _Decoder(torch.nn.Module):  # type: ignore[misc]
+    """Scores of tokens, and a loss by the library where there are labels."""
+
+    loss_type = "ForCausalLM"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(500, 64), torch.nn.Linear(64, 500, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Any, labels: Any = None) -> Any:
+        scores = self.head(self.table(ids))
+        return scores if labels is None else self.loss_function(scores, labels)
+
+    def get_output_embeddings(self) -> Any:
+        return self.head
+
+    def get_input_embeddings(self) -> Any:
+        return self.table
+
+
+class _OwnLoss(_Decoder):
+    """As T5: the code has a loss of its own, whatever the library would take."""
+
+    def forward(self, ids: Any, labels: Any = None) -> Any:
+        scores = self.head(self.table(ids))
+        return scores if labels is None else torch.nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def test_a_model_of_transformers_trains_with_its_own_loss() -> None:
+    """Without a word on it the loss is the one that its code computes from labels; `--loss` has another."""
+    from staticmem.recording.record import record
+
+    reports = {}
+    for cls in (_Decoder, _OwnLoss):
+        with torch.device("meta"):
+            module = cls().to(torch.bfloat16)
+            document = record(module, (torch.zeros(4, 32, dtype=torch.int64),))
+        document |= architecture_child._loss_function(module)
+        model = RecordedModel("<m>", document, "transformers")
+        for loss in ("auto", "transformers", "cross-entropy"):
+            reports[cls, loss] = Study(model, Request(batch=4, optimizer="sgd", loss=loss)).report
+    assert reports[_Decoder, "auto"].peak == reports[_Decoder, "transformers"].peak
+    assert reports[_Decoder, "auto"].scenario.loss == "causal-lm"
+    assert reports[_Decoder, "auto"].peak.live_bytes > reports[_Decoder, "cross-entropy"].peak.live_bytes
+    (said,) = [note.text for note in reports[_Decoder, "auto"].assumptions if note.code == "SM330"]
+    assert said.startswith("loss: transformers, which is causal-lm")
+    assert reports[_OwnLoss, "auto"].peak == reports[_OwnLoss, "cross-entropy"].peak
+
+
+def test_a_head_that_the_config_does_not_tie_has_its_own_weight() -> None:
+    with torch.device("meta"):
+        module = _Decoder()
+        assert sum(p.numel() for p in module.parameters()) == 500 * 64
+        architecture_child._give_head_its_own_weight(module)
+    assert sum(p.numel() for p in module.parameters()) == 2 * 500 * 64

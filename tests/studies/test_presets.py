@@ -134,3 +134,38 @@ def test_outputs_in_float32_need_autocast() -> None:
     assert plain.peak.live_bytes == wide.peak.live_bytes
     (note,) = [note.text for note in wide.warnings if note.code == "SM302"]
     assert "--float32-outputs is not used" in note
+
+
+@pytest.mark.parametrize(
+    ("version", "optimizer", "impl", "set_to_none"),
+    [
+        ("1.13", "adamw", "for-loop", False), ("1.12+cu113", "sgd", "for-loop", False),
+        ("1.13", None, "foreach", False), ("1.13", "adam-8bit", "foreach", False), ("2.0", "adamw", "foreach", True), (None, "adamw", "foreach", True),
+    ],
+)  # fmt: skip
+def test_defaults_are_those_of_the_release(
+    version: str | None, optimizer: str | None, impl: str, set_to_none: bool
+) -> None:
+    request = request_of({"torch_version": version, "optimizer": optimizer, "mode": "train"})
+    assert (request.optimizer_impl, request.set_to_none) == (impl, set_to_none)
+    given = request_of({"torch_version": version, "optimizer": "sgd", "optimizer_impl": "foreach", "set_to_none": True})
+    assert (given.optimizer_impl, given.set_to_none) == ("foreach", True)
+
+
+def test_later_steps_are_described_as_they_are() -> None:
+    def text(**options: Any) -> str:
+        _, notes = request_of({"optimizer": "adam", **options}).scenario()
+        return next(note.text for note in notes if note.code == "SM300")
+
+    assert text().endswith("zero_grad() has set gradients to None")
+    assert "fills with zeros" in text(set_to_none=False)
+    assert "when the forward has run" in text(zero_grad="after-forward")
+    assert "before PyTorch 2.0" in text(torch_version="1.13")
+
+
+def test_attention_before_pytorch_2_is_written_out() -> None:
+    graph = GRAPHS[1] / "resnet18.pt2"
+    assert request_of({"torch_version": "1.13"}).scenario()[0].sdpa == "math"
+    assert request_of({"torch_version": "2.0"}).scenario()[0].sdpa == "auto"
+    report = staticmem.analyze(graph, batch=1, torch_version="1.13")
+    assert all(note.code != "SM361" for note in report.warnings)  # it has no attention
