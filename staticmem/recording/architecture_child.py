@@ -160,8 +160,10 @@ def _give_head_its_own_weight(model: Any) -> None:
     import torch
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    weight = getattr(head, "weight", None)
-    if weight is not None and weight is getattr(embedding, "weight", None):
+    if head is None or embedding is None:
+        return
+    weight: Any = getattr(head, "weight", None)
+    if weight is getattr(embedding, "weight", None) and weight is not None:
         head.weight = torch.nn.Parameter(torch.empty_like(weight), weight.requires_grad)
 
 

@@ -250,8 +250,8 @@ class Request(Levers):
     torch_version: str | None = option(
         None, DEVICE, "text", "V", "the PyTorch that runs the step", unset="2.13", example="2.9",
         details="Decides workspaces of cuBLAS, which cuDNN, and what autograd saved before 1.11. Before 2.0 optimizers "
-        "run as for-loops, gradients are zeroed, and attention is written out, where nothing else is said. `1.12+cu113` "
-        "names a build for another CUDA than that on PyPI",
+        "run as for-loops, gradients are zeroed, and attention is written out, where nothing else is said. "
+        "`1.12+cu113` names a build for another CUDA than that on PyPI",
     )
     module_loading: str | None = option(
         None, DEVICE, "choice", "WHEN", "when kernels come to the GPU, as CUDA_MODULE_LOADING",

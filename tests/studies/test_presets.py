@@ -140,7 +140,8 @@ def test_outputs_in_float32_need_autocast() -> None:
     ("version", "optimizer", "impl", "set_to_none"),
     [
         ("1.13", "adamw", "for-loop", False), ("1.12+cu113", "sgd", "for-loop", False),
-        ("1.13", None, "foreach", False), ("1.13", "adam-8bit", "foreach", False), ("2.0", "adamw", "foreach", True), (None, "adamw", "foreach", True),
+        ("1.13", None, "foreach", False), ("1.13", "adam-8bit", "foreach", False),
+        ("2.0", "adamw", "foreach", True), (None, "adamw", "foreach", True),
     ],
 )  # fmt: skip
 def test_defaults_are_those_of_the_release(
