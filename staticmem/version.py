@@ -28,9 +28,9 @@ def torch_release(name: str) -> tuple[int, int]:
 
 REFERENCE_RELEASE = torch_release(REFERENCE_TORCH)
 
-# Since it optimizers run over lists of tensors by default, zero_grad() sets gradients to None, and there is
-# scaled_dot_product_attention (https://github.com/pytorch/pytorch/releases/tag/v2.0.0: "Optimizers default to foreach
-# implementations", "Zero gradients to None by default").
+# Since it optimizers run over lists of tensors by default (https://github.com/pytorch/pytorch/pull/92306, and 95820 for
+# parameters), zero_grad() sets gradients to None (https://github.com/pytorch/pytorch/pull/92731), and there is
+# scaled_dot_product_attention (https://github.com/pytorch/pytorch/releases/tag/v2.0.0).
 DEFAULTS_CHANGED = (2, 0)
 # Releases since which a step allocates or saves something else: softmax and convolution (1.11), fused attention (2.0),
 # rms_norm (2.9), ring attention (2.14); the files of `ops/` have the sources. Steps of the releases between two of them

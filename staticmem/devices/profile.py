@@ -132,18 +132,20 @@ class Profile:
         """The cuDNN that a torch release brings, e.g. `9.10.2`."""
         wanted = torch_release(torch)
         build = cuda_of_build(torch)
-        if build is not None and build >= (11, 0):
-            found = [cudnn for since, cudnn in _CUDNN_OF_CUDA_11 if since <= wanted < _CUDA_11_ON_PYPI]
-            if found:
-                return found[-1]
+        if build is not None and (11, 0) <= build < _CUDA_11_ON_PYPI:
+            known = [cudnn for cuda, since, cudnn in _CUDNN_OF_CUDA_11 if cuda <= build and since <= wanted]
+            if known:
+                return known[-1]
         fitting = [cudnn for since, cudnn in self.cudnn_versions if since <= wanted]
         return fitting[-1] if fitting else self.cudnn_versions[0][1]
 
 
-# cuDNN in the wheels for CUDA 11 of releases before 1.13, whose wheels on PyPI are for CUDA 10.2
-# (https://github.com/pytorch/builder, common/install_cuda.sh at those releases: 8.0.5, 8.2.0 and 8.3.2).
-_CUDNN_OF_CUDA_11 = (((1, 7), "8.0.5"), ((1, 10), "8.2.0"), ((1, 12), "8.3.2"))
-_CUDA_11_ON_PYPI = (1, 13)
+# cuDNN in the wheels for CUDA 11.0 to 11.6 of releases before 2.0: from which CUDA and which release on.
+# 8.0.5: https://github.com/pytorch/pytorch/issues/47669 (1.7.0 had 8.0.3). 8.2.0 for CUDA 11.3:
+# https://github.com/pytorch/builder/pull/724. 8.3.2 for it: https://github.com/pytorch/builder/pull/1000, which came
+# behind the release of 1.11. 8.5.0 came with CUDA 11.7 (https://github.com/pytorch/builder/issues/1133).
+_CUDNN_OF_CUDA_11 = (((11, 0), (1, 7), "8.0.5"), ((11, 3), (1, 10), "8.2.0"), ((11, 3), (1, 12), "8.3.2"))
+_CUDA_11_ON_PYPI = (11, 7)
 
 
 @lru_cache(maxsize=4)

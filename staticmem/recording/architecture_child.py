@@ -251,12 +251,14 @@ def _loss_function(module: Any) -> dict[str, str]:
     """The key of transformers' LOSS_MAPPING by which a forward with labels computes its loss; nothing where its code
     has a loss of its own (T5, BERT), or where it is a model of another package.
 
-    Source: transformers 5.24, modeling_utils.py, `PreTrainedModel.loss_function`.
+    Source: transformers 5.24, modeling_utils.py, `PreTrainedModel.loss_function`: classes whose names have no key
+    (GPT2LMHeadModel) have None for a type, which means the loss of causal models.
     """
     forward = type(module).forward
     calls = "loss_function" in getattr(getattr(inspect.unwrap(forward), "__code__", None), "co_names", ())
-    kind = getattr(module, "loss_type", None)
-    return {"loss_function": kind} if calls and isinstance(kind, str) else {}
+    if not calls or not hasattr(module, "loss_type"):
+        return {}
+    return {"loss_function": "ForCausalLM" if module.loss_type is None else str(module.loss_type)}
 
 
 # -- timm and torchvision --------------------------------------------------------------------------------------------

@@ -113,8 +113,8 @@ def with_preset(options: Mapping[str, Any]) -> dict[str, Any]:
 def with_release(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the defaults that a release of PyTorch before 2.0 has for what is not given.
 
-    Sources: torch/optim/adam.py of 1.13 (`foreach: Optional[bool] = None` means no), torch/optim/optimizer.py of 1.13
-    (`zero_grad(self, set_to_none: bool = False)`).
+    Sources: torch/optim/adam.py before 2.0 ("Placeholder for more complex foreach logic": None means no);
+    https://github.com/pytorch/pytorch/pull/92731 made `set_to_none=True` the default of zero_grad().
     """
     given, version = dict(options), options.get("torch_version")
     if version is None or torch_release(str(version)) >= DEFAULTS_CHANGED:
