@@ -33,7 +33,10 @@ def notes_of_step(
         yield from _of_other_outputs(outputs, loss)
     yield from _of_unread(graph, scenario.training)
     if scenario.torch < DEFAULTS_CHANGED and "aten::scaled_dot_product_attention" in graph.bases:
-        text = "PyTorch before 2.0 has no scaled_dot_product_attention: written out, it is counted as the plain kernel"
+        text = (
+            "PyTorch before 2.0 has no scaled_dot_product_attention: counted as products and a softmax, of which each "
+            "result goes when the next is there; code that keeps more of them takes more, which a recording of it shows"
+        )
         yield Note("warning", "SM361", text)
     if graph.recorded is not None:
         pass

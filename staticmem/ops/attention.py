@@ -24,7 +24,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ir.record import record
-from staticmem.ops.arithmetic import add_, mul
+from staticmem.ops.arithmetic import add, add_, mul
 from staticmem.ops.casts import to_copy
 from staticmem.ops.factories import dropout
 from staticmem.ops.linear import matmul
@@ -36,6 +36,7 @@ from staticmem.ops.rotation import rotated
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import expand, slice_, transpose
 from staticmem.units import Band, exactly
+from staticmem.version import DEFAULTS_CHANGED
 
 
 @record(frozen=True)
@@ -177,7 +178,8 @@ def scaled_dot_product_attention(
         attn_mask = _float_mask(e, attn_mask, query)
     if e.sdpa != "auto":
         why_not = refusal(e.sdpa, *given)
-        choice = Choice(e.sdpa, "asked for") if why_not is None else Choice(choice.kernel, why_not)
+        asked = "asked for" if e.torch >= DEFAULTS_CHANGED else "asked for, or before PyTorch 2.0"
+        choice = Choice(e.sdpa, asked) if why_not is None else Choice(choice.kernel, why_not)
     e.choices[f"scaled_dot_product_attention runs its {choice.kernel} kernel", choice.reason] += 1
     if choice.kernel == "math":
         return _math(e, query, key, value, attn_mask, dropout_p, is_causal)
@@ -285,6 +287,8 @@ def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool) -> Tensor:
     """`_scaled_dot_product_attention_math` of attention.cpp: matmul, mask, softmax, dropout, matmul, all recorded."""
+    if e.torch < DEFAULTS_CHANGED:
+        return _written_out(e, q, k, v, mask, dropout_p)
     half = q.dtype if q.dtype in dtypes.HALVES else None
     if half is not None:
         q, k, v = (to_copy(e, t, dtypes.float32) for t in (q, k, v))
@@ -310,6 +314,29 @@ def _math(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropou
         return matmul(e, weights, v)
     to_copy(e, weights, half)  # the second result, made first: g++ evaluates arguments from the right
     return to_copy(e, matmul(e, weights, v), half)
+
+
+@scoped
+def _written_out(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float) -> Tensor:
+    """Products and a softmax as code before 2.0 has them, in the dtype of its inputs; a causal mask is a buffer of
+    the model and not counted. Autocast computes a softmax in float32 (autocast_mode.h)."""
+    dtype = q.dtype
+    if q.ndim >= 3 and q.shape[-3] != k.shape[-3]:
+        k = repeat_interleave(e, k, q.shape[-3] // k.shape[-3], -3)
+        v = repeat_interleave(e, v, q.shape[-3] // v.shape[-3], -3)
+    product = matmul(e, q, transpose(e, k, -2, -1))
+    scores = mul(e, product, 1.0)
+    e.free(product)
+    if mask is not None:
+        scores = add(e, scores, mask)
+        e.collect(keep=(scores,))
+    if e.autocast is not None:
+        scores = to_copy(e, scores, dtypes.float32)
+    weights = softmax(e, scores, -1)
+    e.collect(keep=(weights,))
+    weights = to_copy(e, dropout(e, weights, dropout_p, True), dtype)
+    e.collect(keep=(weights,))
+    return matmul(e, weights, v)
 
 
 @scoped

@@ -195,3 +195,35 @@ def test_grouped_products_in_float32() -> None:
     assert report.coverage.unknown == ()
     rows, weights, results = 128 * WIDTH * 4, 4 * 2 * WIDTH * WIDTH * 4, 128 * 2 * WIDTH * 4
     assert report.phases.forward_end_bytes - rows - weights - results in range(512, 4 * 512 + 1)  # ends, and the loss
+
+
+class Attends(torch.nn.Module):  # type: ignore[misc]
+    """Self-attention by one call, or written out as models before PyTorch 2.0 have it."""
+
+    def __init__(self, written_out: bool) -> None:
+        super().__init__()
+        self.written_out = written_out
+        self.inner, self.outer = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Any) -> Any:
+        batch, tokens, _ = x.shape
+        query, key, value = self.inner(x).view(batch, tokens, 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.written_out:
+            weights = query @ key.transpose(-2, -1) * 0.25
+            weights = torch.softmax(weights, dim=-1)
+            result = torch.nn.functional.dropout(weights, 0.1, self.training) @ value
+        else:
+            result = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+        return self.outer(result.transpose(1, 2).reshape(batch, tokens, WIDTH))
+
+
+@pytest.mark.parametrize("options", [{"dtype": "fp32"}, {"dtype": "bf16"}, {"amp": "fp16"}])
+def test_attention_before_2_0_is_written_out_in_the_dtype_of_its_inputs(options: dict[str, str]) -> None:
+    """The plain kernel of later releases computes it in float32, and scales queries and keys."""
+    peaks = []
+    for written_out in (True, False):
+        with torch.device("meta"):
+            document = record(Attends(written_out), (torch.zeros(4, 256, WIDTH),))
+        request = request_of({"batch": 4, "optimizer": "adamw", "torch_version": "1.13", **options})
+        peaks.append(Study(RecordedModel("<m>", document, "pt2"), request).report.peak.live_bytes)
+    assert peaks[0] == peaks[1]
