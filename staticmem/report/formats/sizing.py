@@ -212,10 +212,10 @@ def levers_meter(sizing: Sizing) -> str:
     return f"device memory on the {sizing.levers_of}" if sizing.levers_of is not None else "live memory"
 
 
-def price_text(row: CardRow) -> str:
-    """The user's price, else the class."""
+def price_text(row: CardRow, priced: bool = True) -> str:
+    """The user's price; where no card is `priced`, the class."""
     if row.price is None:
-        return row.price_class or ""
+        return "" if priced else row.price_class or ""
     parts = []
     if row.price.buy is not None:
         parts.append(f"{row.price.buy:,.0f} {row.price.currency}")

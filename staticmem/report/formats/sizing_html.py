@@ -119,10 +119,11 @@ def _columns(sizing: Sizing, view: View) -> list[_Column]:
     def compiled(row: CardRow) -> str:
         return view.size(row.device_compiled_bytes, 1) if row.device_compiled_bytes is not None else ""
 
+    priced = any(row.price is not None for row in sizing.cards)
     largest, safe = f"max {grown_name(sizing)}", f"safe {grown_name(sizing)}"
     columns = [
         _NAME,
-        _Column("price", lambda row: esc(price_text(row)), _price, number=False),
+        _Column("price" if priced else "class", lambda row: esc(price_text(row, priced)), _price, number=False),
         _Column("", _outcome, lambda row: "", number=False),
         _Column("needs", lambda row: view.size(row.device_bytes, 1), lambda row: row.device_bytes),
         _Column("usable", lambda row: view.size(row.usable_bytes, 1), lambda row: row.usable_bytes),

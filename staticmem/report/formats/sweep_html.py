@@ -112,14 +112,16 @@ def _table(sweep: Sweep, view: View) -> str:
     named, several = any(row.name for row in sweep.rows), len(sweep.models) > 1
     axes = [axis for axis in sweep.axes if axis != "model"]
     device, largest = "device" in sweep.meters, largest_name(sweep)
-    heads = ["#", *["name"] * named, *["model"] * several, *axes, "live", "phase"]
-    right = [0, *[len(heads) - 2 - len(axes) + k for k in range(len(axes))], len(heads) - 2]
+    heads = ["#", *["name"] * named, *["model"] * several, *axes]
+    right = [0, *[len(heads) - len(axes) + k for k in range(len(axes))]]
     for gpu in sweep.gpus:
         right += [len(heads)] * device
         heads += [gpu, "fit"] if device else [f"fit {gpu}"]
         if largest:
             right += [len(heads), len(heads) + 1]
             heads += [f"max {largest}", "safe"]
+    right.append(len(heads))
+    heads += ["live", "phase"]  # last: a narrow screen shows what the cards need first
     rows: list[list[str]] = []
     keys: list[list[float | str]] = []
     for row in sweep.rows:
@@ -129,14 +131,14 @@ def _table(sweep: Sweep, view: View) -> str:
         ]
         cells += [(name(model_name(row.model)), row.model)] * several
         cells += [(esc(setting(row, axis)), _key(row, axis)) for axis in axes]
+        for card in row.cards:
+            cells += _card(card, device, bool(largest), view)
+        cells += [("", "")] * (len(heads) - 2 - len(cells))
         if row.error is None and row.live_bytes is not None:
             cells += [(view.size(row.live_bytes), row.live_bytes), (esc(row.phase or ""), row.phase or "")]
         else:
             why = f"{row.error.what} [{row.error.code}]" if row.error is not None else ""
             cells += [("error", ""), (f"<small>{esc(why)}</small>", "")]
-        for card in row.cards:
-            cells += _card(card, device, bool(largest), view)
-        cells += [("", "")] * (len(heads) - len(cells))
         rows.append([cell for cell, _ in cells])
         keys.append([key for _, key in cells])
     body = table(heads, rows, id="rows", right=right, caption="Configurations", keys=keys)

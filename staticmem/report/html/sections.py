@@ -16,7 +16,7 @@ from staticmem.report.verdict import share as percent
 from staticmem.units import format_count
 
 MINUS = "\u2212"
-ROWS = 50  # tensors in the table; the timeline and the JSON have more
+ROWS = 2000  # tensors in the table, which the filter searches; the timeline and the JSON have more
 
 
 def _chart(id: str, label: str, tools: str = "") -> str:
@@ -91,7 +91,8 @@ def _tensors(report: Report, view: View) -> str:
         '<div class="head"><h3>Largest tensors</h3><input type="search" id="tensor-filter" class="needs-script" '
         'placeholder="Filter" aria-label="Filter the tensors"></div>'
     )
-    return f'{tools}<p class="lead">{more}</p><div class="tall">{grid}</div>'
+    found = '<p class="lead" id="tensor-found" role="status"></p>'
+    return f'{tools}<p class="lead">{more}</p>{found}<div class="tall">{grid}</div>'
 
 
 def _key(category: str) -> str:

@@ -86,7 +86,7 @@ def test_a_sweep_of_words_has_no_chart() -> None:
 
 
 def test_errors_are_rows(swept: Sweep) -> None:
-    failed = staticmem.sweep(SEED, {"resolution": [8, 1 << 40]})
+    failed = staticmem.sweep(SEED, {"resolution": [8, 1 << 39]})
     assert any(row.error is not None for row in failed.rows)
     text = sweep_html.render(failed)
     for row in failed.rows:

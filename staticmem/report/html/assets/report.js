@@ -27,16 +27,21 @@ function initDownload(settings) {
   byId("download")?.addEventListener("click", async () => saveAs(await textBlock("sm-report"), settings.file, "application/json"));
 }
 
-/** The table of tensors: rows that contain every word. */
+/** The table of tensors: rows that contain every word, and how many there are. */
 function initFilter() {
   const [input, table] = [byId("tensor-filter"), byId("tensors")];
-  if (input === null || table === null) return;
+  const said = byId("tensor-found");
+  if (input === null || table === null || said === null) return;
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    let found = 0;
     for (const row of table.tBodies[0].rows) {
       const text = row.textContent.toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
+      found += row.hidden ? 0 : 1;
     }
+    const all = table.tBodies[0].rows.length;
+    said.textContent = words.length === 0 ? "" : found === 0 ? `No tensor of these ${all} matches.` : `${found} of ${all} match.`;
   });
 }
 
