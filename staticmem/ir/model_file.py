@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from staticmem.errors import DimensionError, UsageError, did_you_mean
 from staticmem.ir.dtypes import DType
@@ -18,15 +18,21 @@ from staticmem.ir.record import record
 
 MAX_DIM = 2**40  # beyond any tensor that a GPU holds; keeps arithmetic on hostile sizes bounded
 MAX_RANK = 64  # dim_bitset_size, aten/src/ATen/WrapDimUtilsMulti.h of pytorch
+CHANNELS_FIRST = 2, 3  # axes of height and width of an image: PyTorch's and ONNX's order
+CHANNELS_LAST = 1, 2  # TensorFlow's
+
+Size = TypeVar("Size")
 
 
 @record(frozen=True, slots=True)
 class InputSpec:
-    """A user input. `shape` has an integer or a symbol's name for each axis; None: the rank is unknown."""
+    """A user input. `shape` has an integer or a symbol's name for each axis; None: the rank is unknown. `sides` are the
+    axes of height and width if it is an image; None: nothing in the file tells them."""
 
     name: str
     dtype: DType
     shape: tuple[int | str, ...] | None
+    sides: tuple[int, int] | None = CHANNELS_FIRST
 
     def __post_init__(self) -> None:
         if self.shape is not None and len(self.shape) > MAX_RANK:
@@ -36,6 +42,19 @@ class InputSpec:
                 "Check the export.",
                 code="SM112",
             )
+
+    @property
+    def is_image(self) -> bool:
+        """Whether `--resolution` is for this input."""
+        return self.shape is not None and len(self.shape) == 4 and self.dtype.is_floating_point
+
+    def resolution_of(self, shape: tuple[Size, ...]) -> tuple[Size, Size] | None:
+        """Height and width of this input at a shape, its own or a bound one; None where it is no image, or nothing
+        tells which axes they are."""
+        if not self.is_image or self.sides is None:
+            return None
+        height, width = self.sides
+        return shape[height], shape[width]
 
 
 @record(frozen=True, slots=True)
@@ -116,11 +135,12 @@ def resolve(
     resolution: tuple[int, int] | None = None,
     dims: Mapping[str, int] | None = None,
 ) -> Binding:
-    """Sizes for every input dimension from `--batch` (axis 0), `--resolution` (the last two axes of 4-D floating-point
-    inputs, height and width) and `--dim NAME=VALUE`.
+    """Sizes for every input dimension from `--batch` (axis 0), `--resolution` (height and width of 4-D floating-point
+    inputs, by `InputSpec.sides`) and `--dim NAME=VALUE`.
 
     Raises:
-        DimensionError: a dimension stays without a size; the message names it and the flag that gives it.
+        DimensionError: a dimension stays without a size, or nothing tells which axes `--resolution` means; the message
+            names it and the flag that gives it.
         UsageError: `dims` names a symbol that the model does not have, or a size below 1.
     """
     dims = dict(dims or {})
@@ -154,8 +174,9 @@ def resolve(
             )
         if spec.name in batched:
             wanted[spec.name, 0] = batch or 0
-        if resolution is not None and len(spec.shape) == 4 and spec.dtype.is_floating_point:
-            wanted[spec.name, 2], wanted[spec.name, 3] = resolution
+        if resolution is not None and spec.is_image and not _has_sides_named(spec, dims):
+            for axis, size in zip(_sides(spec, resolution), resolution, strict=True):
+                wanted[spec.name, axis] = size
         for axis in range(len(spec.shape)):
             size = dims.get(f"{spec.name}[{axis}]")
             if size is not None:
@@ -170,7 +191,7 @@ def resolve(
                 "Give one size for it.",
                 code="SM113",
             )
-    if resolution is not None and not any(axis == 2 for _, axis in wanted):
+    if resolution is not None and not any(spec.is_image for spec in model.inputs):
         raise UsageError(
             "--resolution does not apply",
             f"No input is a 4-D image: {describe_inputs(model)}.",
@@ -267,19 +288,40 @@ def _batched(model: ModelFile, dims: Mapping[str, int]) -> set[str]:
     return {name for name, size in first.items() if size in sizes}
 
 
+def _has_sides_named(spec: InputSpec, dims: Mapping[str, int]) -> bool:
+    """Whether `--dim` says the sizes of an image of which the file does not say where height and width are."""
+    return spec.sides is None and any(f"{spec.name}[{axis}]" in dims for axis in (1, 2, 3))
+
+
+def _sides(spec: InputSpec, resolution: tuple[int, int]) -> tuple[int, int]:
+    """The axes of height and width of an image.
+
+    Raises:
+        DimensionError: the file does not tell them.
+    """
+    if spec.sides is not None:
+        return spec.sides
+    choices = []
+    for axes in (CHANNELS_LAST, CHANNELS_FIRST):
+        flags = [f"--dim '{spec.name}[{axis}]={size}'" for axis, size in zip(axes, resolution, strict=True)]
+        choices.append(" ".join(flags))
+    sizes = ", ".join(str(size) for size in spec.shape or ())
+    raise DimensionError(
+        f"--resolution does not say which axes of '{spec.name}' it means",
+        f"Its shape [{sizes}] looks like channels last, but no node of the graph shows that it is.",
+        f"Name them: {choices[0]} with channels last, {choices[1]} with channels first.",
+        code="SM299",
+    )
+
+
 def _missing(missing: Mapping[str, tuple[InputSpec, int]]) -> DimensionError:
     flags = []
     for name, (spec, axis) in missing.items():
+        sides = spec.resolution_of(spec.shape or ())
         if axis == 0:
             flags.append("--batch N")
-        elif (
-            axis > 1
-            and spec.shape is not None
-            and len(spec.shape) == 4
-            and spec.dtype.is_floating_point
-            and {*spec.shape[2:]} <= missing.keys()
-        ):  # it gives both, height and width
-            flags.append("--resolution N")
+        elif sides is not None and name in sides and missing.keys() >= {*sides}:
+            flags.append("--resolution N")  # it gives both, height and width
         else:
             flags.append(f"--dim '{name}=N'" if "[" in name else f"--dim {name}=N")
     listed = ", ".join(f"'{name}' (axis {axis} of '{spec.name}')" for name, (spec, axis) in missing.items())

@@ -131,8 +131,8 @@ def _scenario(s: Sources) -> ScenarioInfo:
         shape = s.binding.shapes[spec.name]
         if batch is None and shape:
             batch = shape[0]
-        if resolution is None and len(shape) == 4 and spec.dtype.is_floating_point:
-            resolution = shape[2:]
+        if resolution is None:
+            resolution = spec.resolution_of(shape)
     return ScenarioInfo(
         mode=scenario.mode,
         batch=batch,

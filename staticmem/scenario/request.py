@@ -78,6 +78,8 @@ class Request(Levers):
     )
     resolution: int | tuple[int, int] | None = option(
         None, SIZES, "resolution", "N|HxW", "height and width of 4-D image inputs, one number for both", example="224",
+        details="In ONNX files whose input a `Transpose` shows to be channels last (TensorFlow, Keras) these are "
+        "axes 1 and 2. Where the shape looks so and nothing shows it, an error asks for `--dim input[axis]=N`",
     )
     dims: Mapping[str, int] | None = option(
         None, SIZES, "dims", "NAME=N", "size of another open dimension, by its name", flag="--dim",

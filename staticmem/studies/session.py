@@ -207,7 +207,7 @@ def _scenario(opened: Opened, options: SessionOptions, optimized: str | None) ->
     return SessionScenario(
         "onnxruntime", VERSION, options.provider, "infer",
         next((shape[0] for _, shape in shapes if shape), None),
-        next((shape[2:] for spec, shape in shapes if len(shape) == 4 and spec.dtype.is_floating_point), None),
+        next((size for spec, shape in shapes if (size := spec.resolution_of(shape)) is not None), None),
         dict(sorted(opened.binding.symbols.items())), options.runs, graph, shown,
     )  # fmt: skip
 

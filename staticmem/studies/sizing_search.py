@@ -168,8 +168,8 @@ def resolutions(study: Study, asked: Sequence[int] | None) -> list[tuple[int, in
 
     They are multiples of 32, as most strides need.
     """
-    shapes = [spec.shape for spec in study.model.inputs if spec.shape is not None and len(spec.shape) == 4]
-    if asked is None or len(asked) != 2 or not any(isinstance(axis, str) for shape in shapes for axis in shape[2:]):
+    sides = [spec.resolution_of(spec.shape or ()) or () for spec in study.model.inputs]
+    if asked is None or len(asked) != 2 or not any(isinstance(size, str) for sizes in sides for size in sizes):
         return []
     height, width = asked
     scaled = {tuple(max(32, round(side * scale / 32) * 32) for side in asked) for scale in SCALES}

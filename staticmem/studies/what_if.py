@@ -69,12 +69,8 @@ def _asked(study: Study) -> Setting:
 
 def _file_size(study: Study) -> tuple[int, int] | None:
     """The resolution of the file, where its image inputs have one."""
-    images = [spec for spec in study.model.inputs if spec.shape is not None and len(spec.shape) == 4]
-    sizes = {study.binding.shapes[spec.name][2:] for spec in images if spec.dtype.is_floating_point}
-    if len(sizes) != 1:
-        return None
-    height, width = sizes.pop()
-    return height, width
+    sizes = {spec.resolution_of(study.binding.shapes[spec.name]) for spec in study.model.inputs if spec.is_image}
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _choices(study: Study, base: Setting) -> Iterator[Setting]:

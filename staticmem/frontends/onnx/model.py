@@ -9,6 +9,7 @@ from typing import Any
 from staticmem.errors import ModelFileError
 from staticmem.frontends.onnx import metadata, weights
 from staticmem.frontends.onnx.convert import Converter, with_metadata
+from staticmem.frontends.onnx.images import with_sides
 from staticmem.frontends.onnx.inlining import check_scans, without_functions
 from staticmem.frontends.onnx.ordering import NOTE, put_in_order
 from staticmem.frontends.onnx.shapes import Body
@@ -65,7 +66,8 @@ class OnnxModel:
         count = len(graph.initializer)
         owned = weights.of_inputs(graph, self.nodes, self.signature, self.weights)
         _check_names(path, graph)
-        self.inputs, symbols = _inputs([i for i in graph.input if i.name not in owned])
+        given_inputs, symbols = _inputs([i for i in graph.input if i.name not in owned])
+        self.inputs = with_sides(given_inputs, self.nodes)
         ranges = self.signature.ranges
         self.symbols: Mapping[str, SymbolRange] = {
             name: _positive(ranges.get(name), self.sizes.least.get(name)) for name in symbols
