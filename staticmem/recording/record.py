@@ -227,11 +227,11 @@ class _Call:
             recorded_autograd(watch),
             watched_hooks(watch),
         ):
-            before = _attributes(self.module) if training else None
+            before = _attributes(self.module)
             program = self._called(watch, training, amp)
-            # a step is the second one: what its module keeps from the call before is there. Where a call leaves nothing
-            # and changes nothing, the second is like the first
-            if training and (watch.keeps_values() or _attributes(self.module) != before):
+            # a step, or a call in a loop, is the second one: what its module keeps from the call before is there.
+            # Where a call leaves nothing and changes nothing, the second is like the first
+            if watch.keeps_values() or _attributes(self.module) != before:
                 watch.start()
                 program = self._called(watch, training, amp)
         watch.program, watch.paused = program, True

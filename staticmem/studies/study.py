@@ -385,7 +385,8 @@ class Study:
         path = self.model.path
         command = "staticmem export file.py:factory -o model.pt2"
         if self.graph.format == "onnx":
-            command = f"staticmem annotate {os.path.basename(path)} --from file.py:factory"
+            name = "FILE.onnx" if path.startswith("<") else os.path.basename(path)  # <graph>: a model in memory
+            command = f"staticmem annotate {name} --from file.py:factory"
         return f"the file leaves open what the peak depends on (its band); to record it: {command}"
 
     @cached_property

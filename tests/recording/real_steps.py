@@ -75,8 +75,8 @@ def peak(
     outputs: str = "dropped",
     dtype: torch.dtype = torch.float32,
 ) -> int:
-    """The peak of the second step of training with an optimizer; of a forward without, of the second one where the loop
-    holds the `outputs`. `dtype` is that of the inputs."""
+    """The peak of the second step of training with an optimizer, of two forwards without: what the module keeps from
+    the first is there in the second, and its result where the loop holds the `outputs`. `dtype` is that of inputs."""
     meter = Meter()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build().train(optimizer is not None)
@@ -85,9 +85,10 @@ def peak(
             meter.see(tensor)
         if optimizer is None:
             with meter, torch.no_grad():
-                for _ in range(2 if outputs == "held" else 1):
+                for _ in range(2):
                     result = model(*inputs)
-                del result
+                    if outputs == "dropped":
+                        del result
         else:
             _train(meter, model, inputs, optimizer, loss, outputs == "held")
         meter.settle()

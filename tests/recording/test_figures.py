@@ -21,9 +21,6 @@ from staticmem.studies.study import Study
 
 pytestmark = pytest.mark.torch
 
-# An inference is recorded at its first call: what these keep from it through the second is not counted.
-KEEPS_MORE = (stateful_models.HistoriesKept, stateful_models.HistoryHasAnother)
-
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # a reentrant checkpoint in inference
 @pytest.mark.parametrize("cls", sampled(coded_models.COUNTED + stateful_models.STATEFUL, 3), ids=lambda c: c.__name__)
@@ -34,7 +31,5 @@ def test_peaks_are_those_of_a_run(cls: Any) -> None:
         for optimizer, outputs in (("adam", "held"), ("sgd", "dropped"), (None, "held"), (None, "dropped")):
             options = {"optimizer": optimizer, "loss": "mean"} if optimizer else {}
             report = Study(model, request_of({"batch": batch, "outputs": outputs, **options})).report
-            if (optimizer, outputs) == (None, "held") and cls in KEEPS_MORE:
-                continue
             expected = real_steps.peak(cls, [(batch, WIDTH)], optimizer=optimizer, outputs=outputs)
             assert report.peak.live_bytes == expected, (batch, optimizer, outputs)

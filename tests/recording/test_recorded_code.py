@@ -225,7 +225,7 @@ def test_modes_have_nothing_of_each_other() -> None:
             return x + self.cache
 
     model = recorded(Caches(), torch.zeros(2, 8, device="meta"))
-    assert bases(graph_of(model, training=False)) == ["mul", "add"]
+    assert bases(graph_of(model, training=False)) == ["add"]  # of the second call: the first has made the cache
     assert bases(graph_of(model)) == ["add"]  # of the second step
 
 
