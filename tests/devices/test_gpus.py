@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 
@@ -27,6 +28,25 @@ def test_memory_is_ordered_and_sourced(slug: str) -> None:
     assert set(gpu.unread) <= known
     assert gpu.architecture in ARCHITECTURES
     assert ("architecture" in gpu.assumed) == (gpu.chip != gpu.architecture)
+
+
+VENDORS_AND_CLOUDS = ("nvidia.com", "amd.com", "intel.com", "aws.amazon.com", "github.com")
+
+
+@pytest.mark.parametrize("slug", CARDS)
+def test_no_figure_is_from_a_shop_or_a_blog(slug: str) -> None:
+    pages = [page for _, listed in CARDS[slug].sources for page in listed.split(", ")]
+    for page in pages:
+        host = urlparse(page).hostname or ""
+        assert any(f".{host}".endswith(f".{known}") for known in VENDORS_AND_CLOUDS), page
+
+
+@pytest.mark.parametrize(("slug", "usable"), [
+    ("a2", 15049), ("a10g", 22568), ("l20", 45598), ("rtx-8000", 48599), ("rtx-4000-ada", 20066),
+    ("rtx-pro-4500", 31971), ("rtx-pro-5000-72gb", 72836), ("rx-7900-xtx", 24069),
+])  # fmt: skip
+def test_cards_whose_driver_was_read_give_less_than_they_are_sold_with(slug: str, usable: int) -> None:
+    assert CARDS[slug].usable == usable * MIB
 
 
 @pytest.mark.parametrize("slug", CARDS)
