@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
-from typing import Protocol
+from functools import cached_property, partial
+from typing import Protocol, TypeVar
 
 from staticmem.compiler.plan import Kernels
 from staticmem.engine.step import StepResult, run_step
+from staticmem.errors import StaticmemError
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Graph
+from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.passes import pipeline
@@ -29,13 +30,15 @@ from staticmem.passes.pipeline import Pass
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import AUTOTUNED, WHOLE
 from staticmem.studies.kept_tensors import moved_by_kept_tensors
-from staticmem.studies.steps import Step, step_of
+from staticmem.studies.steps import JUDGED, Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
 from staticmem.studies.unsaid_training import least_of_training, least_on_fused_path
 
 PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
 OTHER_KERNELS: tuple[Kernels, ...] = ("apart", "fresh")  # of compiled code, where the expected ones are not sure
 BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
+
+Made = TypeVar("Made")
 
 
 def moved_by_unknown_ops(result: StepResult) -> tuple[int, int]:
@@ -77,6 +80,7 @@ class LiveBand:
         self.model, self.binding, self.graph, self.request = model, binding, graph, request
         self.scenario = request.scenario()[0]
         self.result, self.lifetimes = step
+        self.left_out: list[Note] = []  # what the band lacks, once it is known
 
     @cached_property
     def bounds(self) -> tuple[int, int] | None:
@@ -153,6 +157,18 @@ class LiveBand:
             high = max(high, self._peak(eager))
         return low, high
 
+    def _evaluated(self, bound: str, make: Callable[[], Made]) -> Made | None:
+        """What is made of the graph of a bound; None, and a note, where that graph does not evaluate. The expected step
+        has run, so that a bound never refuses the file."""
+        try:
+            return make()
+        except StaticmemError as error:
+            if error.code not in JUDGED:
+                raise
+            text = f"the band of the peak lacks {bound}, because the graph of that did not evaluate: {error.what}"
+            self.left_out.append(Note("warning", "SM381", text))
+            return None
+
     def _peak(self, result: StepResult) -> int:
         """The peak of a step, of one rank where the request is parallel."""
         return liveness(result.trace if self.rank is None else self.rank(result).trace).peak_bytes
@@ -164,10 +180,13 @@ class LiveBand:
         if not suspected or not self.scenario.training or self.request.unfold_batchnorm:
             return 0
         bound = pipeline.bind(self.model, self.binding)
-        unfolded = pipeline.for_step(bound, self.scenario, "least", True, pipeline.STEP)
-        return max(
-            step_of(self.model, unfolded, self.scenario, "expected")[1].peak_bytes - self.lifetimes.peak_bytes, 0
-        )
+
+        def unfolded() -> Step:
+            graph = pipeline.for_step(bound, self.scenario, "least", True, pipeline.STEP)
+            return step_of(self.model, graph, self.scenario, "expected")
+
+        step = self._evaluated("batch norms that the export may have folded", unfolded)
+        return 0 if step is None else max(step[1].peak_bytes - self.lifetimes.peak_bytes, 0)
 
     @cached_property
     def _open_steps(self) -> tuple[Lifetimes, ...]:
@@ -197,8 +216,9 @@ class LiveBand:
         policies = ["last-use" if early else "expected", "most" if late else "expected"]
         if policies == ["expected", "expected"] and ends[0] is ends[1]:
             return ()
-        runs = zip(ends, policies, strict=True)
-        return tuple([step_of(self.model, end, scenario, policy)[1] for end, policy in runs])
+        runs = zip(("its lower end", "its upper end"), ends, policies, strict=True)
+        steps = [self._evaluated(name, partial(step_of, self.model, end, scenario, to)) for name, end, to in runs]
+        return tuple([step[1] for step in steps if step is not None])
 
     def _with_dtype_of_autocast(self, graph: Graph) -> Graph | None:
         """The graph with the dtypes that code may take from tensors under autocast; None where there are none."""
@@ -249,6 +269,8 @@ class LiveBand:
         if forward.stays_below(peak, maybe_open, held_in_calls(graph)):  # more than can be, but known in little time
             return False
         ends = self.ends_of_inplace or (graph, graph)
+        if len(ends[0].ops) != len(ends[1].ops):
+            return True
         pairs = enumerate(zip(*(end.ops for end in ends), strict=True))
         open_ops = [index for index, (most, least) in pairs if most.target != least.target]
         return not forward.stays_below(peak, open_ops, held_by_most(graph))
@@ -274,7 +296,9 @@ class LiveBand:
         most, least = (self._after_passes(bound, policy, pipeline.IN_PLACE).ops for policy in ("most", "least"))
         if len(most) == len(least) and all(one.target == other.target for one, other in zip(most, least, strict=True)):
             return None
-        return self._after_passes(bound, "most"), self._after_passes(bound, "least")
+        lowest = self._evaluated("its end with most in place", partial(self._after_passes, bound, "most"))
+        highest = self._evaluated("its end with least in place", partial(self._after_passes, bound, "least"))
+        return lowest or self.graph, highest or self.graph
 
     def _after_passes(self, bound: Graph, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
         return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes)

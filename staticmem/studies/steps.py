@@ -15,6 +15,10 @@ Step = tuple[StepResult, Lifetimes]
 kept_steps: Recent[tuple[Graph, Step]] = Recent(STEPS)  # by identity of the graph, which is kept too, and scenario
 
 
+OF_SIZES = ("SM118", "SM156")  # errors of sizes that do not fit
+JUDGED = (*OF_SIZES, "SM119", "SM122")  # errors of graphs that do not evaluate: they say something of the file
+
+
 def step_of(model: ModelFile, graph: Graph, scenario: Scenario, policy: str = "expected") -> Step:
     """The step of a graph of `model`, and when its buffers live; `policy` as in `run_step`.
 

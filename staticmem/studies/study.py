@@ -34,7 +34,7 @@ from staticmem.scenario.request import Request
 from staticmem.scenario.step import CAUSAL_LM, HEAD_LOSSES, HELD, OF_TRANSFORMERS, RUNS_PARTS, WHOLE, Scenario
 from staticmem.studies.idle import idle_in
 from staticmem.studies.position_tables import check_positions
-from staticmem.studies.steps import Step, step_of
+from staticmem.studies.steps import JUDGED, OF_SIZES, Step, step_of
 from staticmem.studies.unsaid_training import leaves_checkpoints_open
 from staticmem.units import format_bytes
 
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 REPLAY_LIMIT = 1_000_000  # ticks of a trace; beyond it the allocator is replayed only with --gpu
 HASH_LIMIT = 8 << 20  # bytes: a larger file has weights in it, which nothing else here reads
-
-OF_SIZES = ("SM118", "SM156")  # errors of sizes that do not fit
-JUDGED = (*OF_SIZES, "SM119", "SM122")  # errors that say something of the file
 
 Key = tuple[Any, ...]
 Made = TypeVar("Made")
@@ -358,10 +355,10 @@ class Study:
             if has_unseen_code(result.graph):
                 text = "the file does not show all of the model's code, so which values variables keep alive is assumed"
                 notes.append(Note("assumption", "SM306", text))
-            if self.band.ends_of_inplace is not None:
+            if self.band.ends_of_inplace is not None and not self.band.left_out:
                 text = "the file leaves open what ran in place, which the band of the peak covers"
                 notes.append(Note("assumption", "SM307", text))
-        return notes
+        return notes + self.band.left_out
 
     def _inplace_notes(self, bound: Graph, graph: Graph) -> list[Note]:
         """Where --inplace-activations has no effect, and where the guess left everything out of place."""

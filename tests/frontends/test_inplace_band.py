@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from onnx_models import model, node, value, weight
 
 import staticmem
 from staticmem import Report
+from staticmem.ir.graph import Graph
+from staticmem.passes import pipeline
 
 ACTIVATION = 4 * 8 * 16 * 16 * 4  # bytes of what each convolution makes
+ALL_TRAINED: dict[str, Any] = {"freeze": "none", "checkpoint": "none"}  # which the file leaves open too
 
 
 def analyzed(folder: Path, activation: str, **words: Any) -> Report:
@@ -27,7 +31,7 @@ def analyzed(folder: Path, activation: str, **words: Any) -> Report:
     weights = [weight("c1.weight", 8, 1, 3, 3), weight("c2.weight", 8, 8, 3, 3), weight("c3.weight", 8, 8, 3, 3)]
     path = folder / "m.onnx"
     path.write_bytes(model(nodes, [value("x", [4, 1, 16, 16])], [last], weights).SerializeToString())
-    return staticmem.analyze(path, optimizer="sgd", loss="mean", **words)
+    return staticmem.analyze(path, optimizer="sgd", loss="mean", **ALL_TRAINED, **words)
 
 
 def codes(report: Report) -> set[str]:
@@ -77,8 +81,35 @@ def test_a_peak_in_the_forward_pass_has_a_band(tmp_path: Path) -> None:
     weights = [weight("c1.weight", 8, 1, 3, 3), weight("c2.weight", 16, 8, 3, 3), weight("c3.weight", 1, 16, 3, 3)]
     path = tmp_path / "m.onnx"
     path.write_bytes(model(nodes, [value("x", [4, 1, 16, 16])], [last], weights).SerializeToString())
-    report = staticmem.analyze(path, optimizer="sgd", loss="mean", freeze="^c[12]")
+    report = staticmem.analyze(path, optimizer="sgd", loss="mean", freeze="^c[12]", checkpoint="none")
     band = report.peak.bands["live"]
     assert report.peak.phase == "forward"
     assert band.low == report.peak.live_bytes
     assert band.high - band.low > ACTIVATION
+
+
+@pytest.mark.parametrize(("policy", "end"), [("most", "low"), ("least", "high")])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_end_that_does_not_evaluate_is_left_out(
+    policy: str, end: str, lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bound never refuses a file whose expected step runs. `lost`: an op that the bound's graph lacks."""
+    right = analyzed(tmp_path, "LeakyRelu")
+    whole = pipeline.for_step
+
+    def broken(graph: Graph, scenario: Any, inplace: str = "none", *others: Any) -> Graph:
+        made = whole(graph, scenario, inplace, *others)
+        if inplace != policy or pipeline.IN_PLACE in others:
+            return made
+        return replace(made, ops=(*made.ops[:lost], *made.ops[lost + 1 :]))
+
+    monkeypatch.setattr(pipeline, "for_step", broken)
+    report = analyzed(tmp_path, "LeakyRelu")
+    left_out = [note.text for note in report.warnings if note.code == "SM381"]
+    assert len(left_out) == 1
+    assert ("lower" if end == "low" else "upper") in left_out[0]
+    assert report.peak.live_bytes == right.peak.live_bytes
+    ends = {"low": right.peak.bands["live"].low, "high": right.peak.bands["live"].high, end: right.peak.live_bytes}
+    assert (report.peak.bands["live"].low, report.peak.bands["live"].high) == (ends["low"], ends["high"])
+    assert "SM307" not in codes(report)
+    assert not [note for note in right.warnings if note.code == "SM381"]
