@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -50,3 +52,56 @@ def test_nodes_that_read_each_other_have_no_order(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError) as error:
         bound(proto, tmp_path)
     assert error.value.code == "SM154"
+
+
+def chain() -> onnx.ModelProto:
+    """No two nodes of it may change places."""
+    nodes = [
+        node("Conv", ["x", "c.weight"], ["h"], kernel_shape=[3, 3], pads=[1] * 4),
+        node("Relu", ["h"], ["a"]),
+        node("MaxPool", ["a"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Flatten", ["p"], ["f"]),
+        node("Gemm", ["f", "fc.weight"], ["g"], transB=1),
+        node("Softmax", ["g"], ["y"], axis=-1),
+    ]
+    tensors = [weight("c.weight", 4, 3, 3, 3), weight("fc.weight", 10, 64)]
+    return model(nodes, [value("x", [2, 3, 8, 8])], ["y"], tensors)
+
+
+def branches() -> onnx.ModelProto:
+    """Attention and a gate: branches that may run in several orders."""
+    nodes = [node("MatMul", ["x", f"{name}.weight"], [name]) for name in "qkvg"]
+    nodes += [
+        node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]),
+        node("MatMul", ["q", "kt"], ["scores"]),
+        node("Softmax", ["scores"], ["shares"], axis=-1),
+        node("MatMul", ["shares", "v"], ["mixed"]),
+        node("Sigmoid", ["g"], ["gate"]),
+        node("Mul", ["mixed", "gate"], ["y"]),
+    ]
+    return model(nodes, [value("x", [2, 6, 16])], ["y"], [weight(f"{name}.weight", 16, 16) for name in "qkvg"])
+
+
+@pytest.mark.parametrize("optimizer", [None, "adam"])
+@pytest.mark.parametrize("make", [chain, branches])
+def test_nodes_in_any_order_are_answered(
+    make: Callable[[], onnx.ModelProto], optimizer: str | None, tmp_path: Path
+) -> None:
+    """The order of a file is the program's: the figure of branches may depend on it, that of a chain may not."""
+
+    def live(proto: onnx.ModelProto, name: str) -> int:
+        path = tmp_path / name
+        path.write_bytes(proto.SerializeToString())
+        return staticmem.analyze(path, optimizer=optimizer).peak.live_bytes
+
+    proto = make()
+    expected = live(proto, "m.onnx")
+    for seed in range(8):
+        nodes = list(proto.graph.node)
+        random.Random(seed).shuffle(nodes)
+        other = onnx.ModelProto()
+        other.CopyFrom(proto)
+        del other.graph.node[:]
+        other.graph.node.extend(nodes)
+        figure = live(other, f"{seed}.onnx")
+        assert figure == expected if make is chain else figure > 0
