@@ -64,6 +64,7 @@ def unpredictable(what: str) -> ModelFileError:
         written.HOOKS: "its code has hooks of gradients that could not be recorded",
         COMPILED_HOOKS: "its code has hooks of gradients, and a part of it is compiled",
         written.SELECTIVE: "its checkpoints recompute some ops alone (context_fn, selective checkpointing)",
+        written.SCRIPTED: "gradients go through code of torch.jit.script or torch.jit.trace",
     }
     reason = reasons.get(what, "its code changes autograd in a way that this version does not know")
     hint = "Analyse the model without that; with it the peak is usually lower. Inference can be predicted as it is."
@@ -72,6 +73,9 @@ def unpredictable(what: str) -> ModelFileError:
     why = "The recording does not say what is saved in place of the tensors, and when it comes back."
     if what in (written.HOOKS, COMPILED_HOOKS):
         why = "The recording does not say what they do in the backward."
+    if what == written.SCRIPTED:
+        why = "TorchScript writes a backward of its own for it and fuses ops, which no recording says."
+        hint = "Set PYTORCH_JIT=0, in the step too, or take the decorator away. Inference can be predicted as it is."
     return ModelFileError(
         f"the training step of this model cannot be predicted: {reason}",
         why,

@@ -85,7 +85,8 @@ ITERATED = "aten::unbind.__iter__"  # `q, k, v = tensor`: an unbind, which Dynam
 CPU_TENSOR = "staticmem::cpu_tensor"
 REQUIRES_GRAD, REQUIRES_NO_GRAD = "staticmem::requires_grad", "staticmem::requires_no_grad"
 NOT_RECORDED = "staticmem::not_recorded"  # what a recording does not have, so that training cannot be predicted
-SAVED_HOOKS, SELECTIVE, HOOKS = "saved_tensors_hooks", "context_fn", "hooks"  # its arguments
+# its arguments
+SAVED_HOOKS, SELECTIVE, HOOKS, SCRIPTED = "saved_tensors_hooks", "context_fn", "hooks", "torch.jit.script"
 SET_DATA = "staticmem::set_data"  # `tensor.data = other`
 BACKWARD, GRAD = "staticmem::backward", "staticmem::grad"  # `torch.autograd.backward`, `torch.autograd.grad`
 NO_GRAD = 1  # flag of an op: it runs under no_grad()

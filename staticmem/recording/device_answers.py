@@ -3,7 +3,9 @@
 The tensors of a recording are on the meta device, which stands for the GPU (`recording.gpu`). Code that asks where a
 tensor is, as `x.is_cuda` or `x.device`, is told that it is on `cuda:0`; PyTorch's own Python and this package are told
 the truth, which they need to run at all. A CUDA device that the code then gives to an op becomes the meta device as the
-op is called (`Watch.__torch_dispatch__`).
+op is called (`Watch.__torch_dispatch__`). Streams and events do nothing: what a step holds does not depend on them.
+
+Under `torch.export` the device of the example inputs, as the CPU, stands for the GPU (`traced_on_gpu`).
 
 What only a certain GPU could answer, such as how much memory is free, is refused: the code would do other things on
 another GPU, or with another model beside it.
@@ -15,13 +17,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from staticmem.recording import gpu
 
@@ -34,27 +38,125 @@ _UNKNOWN = (
     "mem_get_info", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
     "memory_stats", "memory_summary", "memory_snapshot", "get_device_properties", "utilization",
 )  # fmt: skip
-_NOTHING = ("synchronize", "empty_cache", "set_device", "reset_peak_memory_stats", "ipc_collect", "_lazy_init")
+_NOTHING = (
+    "synchronize", "empty_cache", "set_device", "reset_peak_memory_stats", "ipc_collect", "_lazy_init", "set_stream",
+)  # fmt: skip
+_OF_PROFILERS = ("range_push", "range_pop", "mark")  # of torch.cuda.nvtx
+
+
+class Event:
+    """An event of CUDA in a recording, where nothing runs that could be waited for."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        raise NotImplementedError("it asks for what only a running GPU knows (torch.cuda.Event.elapsed_time)")
+
+
+class Stream:
+    """A stream of CUDA in a recording."""
+
+    device = CUDA
+    device_index = cuda_stream = stream_id = priority = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+def _within_stream(stream: Any) -> Any:
+    return nullcontext()
+
+
+def _current_stream(device: Any = None) -> Stream:
+    return Stream()
 
 
 @contextmanager
-def as_on_gpu() -> Iterator[None]:
-    """Within it the code of a model gets the answers of a GPU."""
+def traced_on_gpu(args: Any) -> Iterator[None]:
+    """Within it `torch.export` takes the way that the code of a module takes on a GPU. The device of the example inputs
+    `args`, as the CPU, stands for the GPU."""
+    device = next((t.device.type for t in tree_leaves(args) if isinstance(t, torch.Tensor)), "cpu")
+    if device not in ("cpu", gpu.DEVICE):
+        yield
+        return
+    with (
+        as_on_gpu(device),
+        mock.patch.object(torch.cuda.amp.common, "amp_definitely_not_available", return_value=False),
+        mock.patch.object(torch.cuda, "is_bf16_supported", return_value=True),
+        _InPlaceOfCuda(torch.device(device)),
+    ):
+        yield
+
+
+class _InPlaceOfCuda(TorchFunctionMode):  # type: ignore[misc]
+    """Gives another device in place of CUDA to what the code calls."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0].to(self.device)
+        if _is_cuda(named.get("device")):
+            named["device"] = self.device
+        if func is torch.Tensor.to or any(isinstance(arg, torch.device) for arg in args):
+            args = tuple(self.device if _is_cuda(arg) else arg for arg in args)
+        return func(*args, **named)
+
+
+@contextmanager
+def as_on_gpu(stands_for: str = gpu.DEVICE) -> Iterator[None]:
+    """Within it the code of a model gets the answers of a GPU of tensors on the device that stands for it."""
     device: Any = FakeTensor.__dict__["device"]
     is_cuda, is_meta, index_of = (getattr(torch._C.TensorBase, n) for n in ("is_cuda", "is_meta", "get_device"))
+    is_there = getattr(torch._C.TensorBase, f"is_{stands_for}")
 
     def device_of(self: torch.Tensor) -> torch.device:
         own: torch.device = device.__get__(self)
-        return CUDA if own.type == gpu.DEVICE and not _is_inner(sys._getframe(1)) else own
+        return CUDA if own.type == stands_for and not _is_inner(sys._getframe(1)) else own
 
     def is_on_cuda(self: torch.Tensor) -> bool:
-        return bool(is_cuda.__get__(self)) or (bool(is_meta.__get__(self)) and not _is_inner(sys._getframe(1)))
+        return bool(is_cuda.__get__(self)) or (bool(is_there.__get__(self)) and not _is_inner(sys._getframe(1)))
 
     def is_on_meta(self: torch.Tensor) -> bool:
         return bool(is_meta.__get__(self)) and _is_inner(sys._getframe(1))
 
+    def is_on_cpu(self: torch.Tensor) -> bool:
+        is_cpu: Any = torch._C.TensorBase.is_cpu
+        return bool(is_cpu.__get__(self)) and (stands_for != "cpu" or _is_inner(sys._getframe(1)))
+
     def index(self: torch.Tensor) -> int:
-        return 0 if is_meta.__get__(self) and not _is_inner(sys._getframe(1)) else int(index_of(self))
+        return 0 if is_there.__get__(self) and not _is_inner(sys._getframe(1)) else int(index_of(self))
 
     answers = {
         "is_available": _answered(torch.cuda.is_available, True),
@@ -65,6 +167,10 @@ def as_on_gpu() -> Iterator[None]:
         "is_initialized": _answered(torch.cuda.is_initialized, True),
         **{name: _answered(getattr(torch.cuda, name), None) for name in _NOTHING},
         **{name: _refused(name) for name in _UNKNOWN},
+        "is_current_stream_capturing": _answered(torch.cuda.is_current_stream_capturing, False),
+        **dict.fromkeys(("current_stream", "default_stream"), _current_stream),
+        **dict.fromkeys(("stream", "StreamContext"), _within_stream),
+        **{cls.__name__: cls for cls in (Stream, Event)},
         # `with torch.cuda.device(x.device):`
         "_exchange_device": _answered(torch.cuda._exchange_device, 0, of_torch=True),
         "_maybe_exchange_device": _answered(torch.cuda._maybe_exchange_device, 0, of_torch=True),
@@ -73,9 +179,12 @@ def as_on_gpu() -> Iterator[None]:
         mock.patch.object(FakeTensor, "device", property(device_of)),
         mock.patch.object(torch.Tensor, "is_cuda", property(is_on_cuda), create=True),
         mock.patch.object(torch.Tensor, "is_meta", property(is_on_meta), create=True),
+        mock.patch.object(torch.Tensor, "is_cpu", property(is_on_cpu), create=True),
         mock.patch.object(torch.Tensor, "get_device", index, create=True),
         mock.patch.object(torch.Tensor, "pin_memory", lambda self, *_: self.clone(), create=True),  # on the CPU
+        mock.patch.object(torch.Tensor, "record_stream", create=True, return_value=None),
         *(mock.patch.object(torch.cuda, name, answer) for name, answer in answers.items()),
+        *(mock.patch.object(torch.cuda.nvtx, name, return_value=0) for name in _OF_PROFILERS),
     ]
     with ExitStack() as stack:
         for patch in patches:
@@ -116,4 +225,6 @@ def on_meta(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _is_cuda(arg: Any) -> bool:
-    return isinstance(arg, torch.device) and arg.type == CUDA.type
+    if isinstance(arg, str):
+        return arg.split(":")[0] == "cuda"
+    return isinstance(arg, torch.device) and arg.type == "cuda"

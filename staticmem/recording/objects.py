@@ -124,12 +124,14 @@ def _recorded_inputs(module: Any) -> tuple[Any, ...]:
 
 def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
     """A recording of the module; where its code cannot run on fake tensors, the graph of torch.export, with a note."""
+    from staticmem.recording.device_answers import traced_on_gpu
     from staticmem.recording.record import record
 
     try:
         document = record(module, args, as_given=True)
     except ModelFileError as error:
-        traced = trace(module, args, as_given=True)
+        with traced_on_gpu(args):
+            traced = trace(module, args, as_given=True)
         archive = _of_program(
             traced.program,
             type(module).__name__,

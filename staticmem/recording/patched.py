@@ -1,5 +1,5 @@
 """What PyTorch's Python calls while a model runs: modules, `torch.utils.checkpoint`, custom autograd functions, `data`,
-iteration over tensors.
+iteration over tensors, functions of TorchScript.
 
 Each is replaced where PyTorch itself looks it up by name at every call, so that it does not matter how a model
 imported it.
@@ -23,11 +23,14 @@ import torch
 from torch.autograd.function import _SingleLevelFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
+from torch.utils._pytree import tree_leaves
 
-from staticmem.frontends.recording_format import SAVED_HOOKS, SELECTIVE
+from staticmem.frontends.recording_format import SAVED_HOOKS, SCRIPTED, SELECTIVE
 
 # what `checkpoint` calls since PyTorch 2.15, with a tuple and a dict of arguments
 GENERATOR_OF_215 = "_checkpoint_without_reentrant_generator_impl"
+# of torch.jit.script and torch.jit.trace: functions, and methods of modules
+SCRIPTS: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)
 
 
 class Watcher(Protocol):
@@ -113,7 +116,17 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
             watcher.not_recorded(SAVED_HOOKS)
         enter_hooks(self)
 
-    patches = (
+    def scripted(call_script: Callable[..., Any]) -> Callable[..., Any]:
+        def call_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
+            result = call_script(self, *args, **kwargs)
+            if any(isinstance(t, torch.Tensor) and t.requires_grad for t in tree_leaves(result)):
+                watcher.not_recorded(SCRIPTED)
+            return result
+
+        return call_and_tell
+
+    patches: tuple[Any, ...] = (
+        *(mock.patch.object(cls, "__call__", scripted(cls.__call__)) for cls in SCRIPTS),
         mock.patch.object(saved_tensors_hooks, "__enter__", set_hooks),
         mock.patch.object(torch.Tensor, "__iter__", iterate),
         mock.patch.object(torch.nn.Module, "__call__", call_module),

@@ -7,6 +7,7 @@ is computed. Sizes of the inputs that stay open are symbols (`torch.fx.experimen
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -68,11 +69,14 @@ def record(
     keywords = dict(kwargs or {})
     last: Exception | None = None
     of_inference: dict[str, Any] | None = None  # one that has the sizes as given in inference alone
-    for opened in tracing.attempts(axes if axes is not None else tracing.open_axes(args, keywords)):
+    attempts = tracing.attempts(axes if axes is not None else tracing.open_axes(args, keywords))
+    # `model.cuda()` leaves plain tensors on the CPU. Code that does not run so may move them in another way
+    hosts = (True, False) if _has_plain_tensors(module) else (False,)
+    for opened, on_host in itertools.product(attempts, hosts):
         given, named = tracing.doubled(args, keywords, opened)
         try:
             with (
-                _fake(module, given, named, opened) as call,
+                _fake(module, given, named, opened, on_host) as call,
                 gpu.meta_as_gpu(),
                 as_on_gpu(),
                 tracing.quiet(),
@@ -288,7 +292,11 @@ class _Call:
 
 @contextmanager
 def _fake(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Sequence[tracing.Axes]
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    axes: Sequence[tracing.Axes],
+    on_host: bool,
 ) -> Iterator[_Call]:
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     fake = fake_mode(shape_env=env, allow_non_fake_inputs=True)
@@ -322,22 +330,24 @@ def _fake(
     call.kwargs = {key: tree_map(fake_input, value) for key, value in kwargs.items()}
     state = _state(module)
     try:
-        call.hooked = _replace_tensors(module, fake)
+        call.hooked = _replace_tensors(module, fake, on_host)
         yield call
     finally:
         _restore(state)
 
 
-def _replace_tensors(module: torch.nn.Module, fake: FakeTensorMode) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _replace_tensors(
+    module: torch.nn.Module, fake: FakeTensorMode, on_host: bool
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Fake tensors in place of parameters and buffers; one that has several names stays one. Returns those with hooks
-    of their gradients, each with the real one."""
+    of their gradients, each with the real one. `on_host`: plain tensors that are on the CPU stay there."""
     replaced: dict[int, torch.Tensor] = {}
     hooked: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def fake_of(tensor: torch.Tensor) -> torch.Tensor:
+    def fake_of(tensor: torch.Tensor, device: str = gpu.DEVICE) -> torch.Tensor:
         if id(tensor) not in replaced:
             with fake:
-                twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=gpu.DEVICE)
+                twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
                 if isinstance(tensor, torch.nn.Parameter):
                     twin = torch.nn.Parameter(twin, tensor.requires_grad)
             replaced[id(tensor)] = twin
@@ -345,18 +355,29 @@ def _replace_tensors(module: torch.nn.Module, fake: FakeTensorMode) -> list[tupl
                 hooked.append((twin, tensor))
         return replaced[id(tensor)]
 
-    for child in _modules(module):
+    children = _modules(module)
+    for child in children:
         for owned in (child._parameters, child._buffers):
             for name, tensor in owned.items():
                 if tensor is not None:
                     owned[name] = fake_of(tensor)
+    for child in children:
         names = getattr(child, "_flat_weights_names", None)
         if names is not None:  # torch/nn/modules/rnn.py has a list of its own
             child.__dict__["_flat_weights"] = [getattr(child, name, None) for name in names]
-        for name, value in child.__dict__.items():  # plain tensors that the code keeps
-            if isinstance(value, torch.Tensor):
-                child.__dict__[name] = fake_of(value)
+        for name, value in _plain_tensors(child):
+            child.__dict__[name] = fake_of(value, "cpu" if on_host and value.is_cpu else gpu.DEVICE)
     return hooked
+
+
+def _plain_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that the code keeps as attributes, which are neither parameters nor buffers."""
+    return [(name, value) for name, value in module.__dict__.items() if isinstance(value, torch.Tensor)]
+
+
+def _has_plain_tensors(module: torch.nn.Module) -> bool:
+    """Whether there are some on the CPU."""
+    return any(value.is_cpu for child in _modules(module) for _, value in _plain_tensors(child))
 
 
 State = list[tuple[torch.nn.Module, dict[str, Any]]]

@@ -229,7 +229,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
     def add(self, target: str, args: Any, kwargs: Any, results: Sequence[Any], half: Any) -> None:
         """Writes down one op."""
         read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        if any(t.dim() and t.device.type != gpu.DEVICE for t in read) and not any(map(_is_on_gpu, read)):
+        if any(t.device.type != gpu.DEVICE for t in read) and not any(map(_is_on_gpu, read)):
             for tensor in results:  # what it reads is not on the GPU: it comes from outside
                 if isinstance(tensor, torch.Tensor):
                     self.factory(tensor)

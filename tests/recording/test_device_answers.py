@@ -9,6 +9,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+import real_steps  # noqa: E402
 from recorded_programs import bases, graph_of, recorded  # noqa: E402
 
 import staticmem  # noqa: E402
@@ -21,11 +22,13 @@ pytestmark = pytest.mark.torch
 class Asks(torch.nn.Module):  # type: ignore[misc]
     """Takes `exp` where the answer is that of a GPU, and `sin` elsewhere."""
 
-    def __init__(self, ask: Callable[[Any], bool]) -> None:
+    def __init__(self, ask: Callable[[Any], bool], longer: bool = False) -> None:
         super().__init__()
-        self.ask = ask
+        self.ask, self.longer = ask, longer
 
     def forward(self, x: Any) -> Any:
+        if self.longer:
+            return torch.cat((x, x, x)) if self.ask(x) else x.sin()
         return x.exp() if self.ask(x) else x.sin()
 
 
@@ -83,3 +86,121 @@ def test_what_only_a_running_gpu_knows_is_refused() -> None:
         record(module, (torch.empty(2, device="meta"),))
     assert error.value.code == "SM175"
     assert "only a running GPU knows (torch.cuda.mem_get_info)" in error.value.why
+
+
+class Streams(torch.nn.Module):  # type: ignore[misc]
+    """A product on another stream than the rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 64), torch.nn.Linear(64, 8)
+
+    def forward(self, x: Any) -> Any:
+        hidden = self.first(x)
+        if hidden.is_cuda:
+            current, side = torch.cuda.current_stream(x.device), torch.cuda.Stream()
+            done = torch.cuda.Event(enable_timing=True)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                hidden = self.doubled(hidden)
+                done.record(side)
+            current.wait_event(done)
+            hidden.record_stream(current)
+            side.synchronize()
+        return self.last(hidden)
+
+    def doubled(self, hidden: Any) -> Any:
+        return hidden.exp() * 2
+
+
+class WithoutStreams(Streams):
+    def forward(self, x: Any) -> Any:
+        return self.last(self.doubled(self.first(x)))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", None])
+def test_streams_change_nothing(optimizer: str | None) -> None:
+    asked: dict[str, Any] = {"optimizer": optimizer, "loss": "mean"} if optimizer else {"mode": "infer"}
+    report = staticmem.analyze(Streams(), (torch.empty(512, 8),), outputs="dropped", **asked)
+    assert report.peak.live_bytes == real_steps.peak(WithoutStreams, [(512, 8)], optimizer=optimizer)
+    assert "SM336" not in [note.code for note in report.warnings]
+
+
+class Table(torch.nn.Module):  # type: ignore[misc]
+    """Has a table that is no buffer, and stays on the CPU when the module is moved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(8, 64), torch.nn.Linear(64, 8)
+        self.table = torch.randn(4096, 64)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.added(self.first(x)).exp())
+
+    def added(self, hidden: Any) -> Any:
+        return hidden + self.table.to(hidden.device, copy=True)[: hidden.shape[0]]
+
+
+class MultipliesWhole(Table):
+    def added(self, hidden: Any) -> Any:
+        table = self.table.to(hidden.device, copy=True)
+        return hidden * table[: hidden.shape[0]]
+
+
+class KeepsTable(Table):
+    def added(self, hidden: Any) -> Any:
+        self.table = self.table.to(hidden.device, copy=True)
+        return hidden * self.table[: hidden.shape[0]]
+
+
+class MovesNumber(Table):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.tensor(2.0)
+
+    def added(self, hidden: Any) -> Any:
+        return hidden * self.factor.to(hidden.device, copy=True)
+
+
+@pytest.mark.parametrize("cls", [Table, MultipliesWhole, KeepsTable, MovesNumber])
+@pytest.mark.parametrize("optimizer", ["adam", None])
+def test_a_plain_tensor_on_the_cpu_stays_there(cls: Any, optimizer: str | None) -> None:
+    asked: dict[str, Any] = {"optimizer": optimizer, "loss": "mean"} if optimizer else {"mode": "infer"}
+    report = staticmem.analyze(cls(), (torch.empty(512, 8),), outputs="dropped", **asked)
+    assert report.peak.live_bytes == real_steps.peak(cls, [(512, 8)], optimizer=optimizer)
+
+
+class UsesTable(Table):
+    """Reads the table as it is: whoever runs it on a GPU has moved it there."""
+
+    def added(self, hidden: Any) -> Any:
+        return hidden + self.table[: hidden.shape[0]]
+
+
+def test_a_plain_tensor_that_is_not_moved_is_on_the_gpu() -> None:
+    report = staticmem.analyze(UsesTable(), (torch.empty(512, 8),), mode="infer", outputs="dropped")
+    assert report.peak.live_bytes == real_steps.peak(UsesTable, [(512, 8)])
+
+
+def _refused(*_: Any, **__: Any) -> Any:
+    raise ModelFileError("Net cannot be recorded", "It reads data.", "", code="SM175")
+
+
+@pytest.mark.parametrize("question", list(QUESTIONS))
+def test_the_graph_of_an_export_has_the_way_of_a_gpu(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """x of 4 KiB, and three times as much of the way of a GPU; the other way would have two of 4 KiB."""
+    monkeypatch.setattr("staticmem.recording.record.record", _refused)
+    module = Asks(QUESTIONS[question], longer=True)
+    for device in ("meta", "cpu"):
+        report = staticmem.analyze(module, (torch.empty(1024, device=device),), mode="infer", outputs="dropped")
+        assert report.peak.live_bytes == 4 * 4096
+        assert "SM336" in [note.code for note in report.warnings]
+
+
+@pytest.mark.parametrize("maker", list(MAKERS))
+def test_the_graph_of_an_export_has_what_the_code_puts_on_the_gpu(maker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("staticmem.recording.record.record", _refused)
+    for device in ("meta", "cpu"):
+        x = torch.empty(1024, device=device)
+        report = staticmem.analyze(Makes(MAKERS[maker]), (x,), mode="infer", outputs="dropped")
+        assert report.peak.live_bytes == 5 * 4096, device

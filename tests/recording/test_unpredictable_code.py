@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import pytest
@@ -52,6 +53,34 @@ class StepsInBackward(Coded):
             p.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
 
 
+def scripted(function: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit.script
+        return torch.jit.script(function)
+
+
+@scripted
+def scripted_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5 * (1.0 + torch.erf(x / 1.41421))
+
+
+class Scripted(Coded):
+    def middle(self, x: Any) -> Any:
+        return scripted_gelu(self.inner(x))
+
+
+@scripted
+def scripted_factor(x: torch.Tensor) -> torch.Tensor:
+    return torch.sqrt(torch.tensor(x.size(-1), dtype=torch.float, device=x.device))
+
+
+class ScriptedFactor(Coded):
+    """No gradient goes through the scripted function."""
+
+    def middle(self, x: Any) -> Any:
+        return self.inner(x) * scripted_factor(x)
+
+
 REFUSED = (
     (OnCPU, "changes what autograd saves"),
     (Selective, "recompute some ops"),
@@ -68,6 +97,21 @@ def test_training_is_refused(cls: Any, why: str) -> None:
     assert error.value.code == "SM176"
     inference = Study(model, request_of({"mode": "infer", "batch": 700})).report
     assert inference.peak.live_bytes == real_steps.peak(cls, [(700, WIDTH)], outputs="held")
+
+
+def test_training_of_scripted_code_is_refused() -> None:
+    module, inputs = on_meta(Scripted)
+    with pytest.raises(ModelFileError, match=r"torch\.jit\.script") as error:
+        staticmem.analyze(module, inputs, optimizer="adam", loss="mean")
+    assert error.value.code == "SM176"
+    inference = staticmem.analyze(module, inputs, mode="infer", outputs="dropped")
+    assert inference.peak.live_bytes == real_steps.peak(Scripted, [inputs[0].shape])
+
+
+def test_scripted_code_without_a_gradient_is_predicted() -> None:
+    module, inputs = on_meta(ScriptedFactor)
+    report = staticmem.analyze(module, inputs, optimizer="adam", loss="mean", outputs="dropped")
+    assert report.peak.live_bytes == real_steps.peak(ScriptedFactor, [inputs[0].shape], optimizer="adam")
 
 
 def test_hooks_beside_compiled_code_are_refused() -> None:
