@@ -92,20 +92,23 @@ def crashed(code: int, errors: str, failures: Failures, **facts: str) -> RunErro
     return failures["crash"].error(f"{how}: {last or 'it said nothing'}", **facts)
 
 
-def start(module: str, *words: str, pipes: bool = False, errors: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+def start(
+    module: str, *arguments: str, pipes: bool = False, errors: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
     """A process that calls the `main` of a module of this package. `pipes`: it reads and writes them, else nothing."""
     streams = subprocess.PIPE if pipes else subprocess.DEVNULL
     stderr = subprocess.DEVNULL if errors is None else errors
-    return subprocess.Popen(command(module, *words), stdin=streams, stdout=streams, stderr=stderr, env=environment())  # noqa: S603
+    line = command(module, *arguments)
+    return subprocess.Popen(line, stdin=streams, stdout=streams, stderr=stderr, env=environment())  # noqa: S603
 
 
-def command(module: str, *words: str) -> list[str]:
+def command(module: str, *arguments: str) -> list[str]:
     """The command line of such a process."""
     flags = ["-P"] if _HAS_SAFE_PATH else []
     if sys.flags.no_user_site:
         flags.append("-s")
     first = os.path.join(os.path.dirname(os.path.abspath(__file__)), "isolated.py")
-    return [sys.executable, *flags, first, module, *words]
+    return [sys.executable, *flags, first, module, *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -16,7 +16,7 @@ import importlib.util
 import os
 
 
-def run(words: list[str]) -> int:
+def run(arguments: list[str]) -> int:
     """Calls the module that is named; the exit code."""
     package = os.path.dirname(os.path.abspath(__file__))
     root = os.path.dirname(package)
@@ -28,7 +28,7 @@ def run(words: list[str]) -> int:
     assert spec.loader is not None
     sys.modules["staticmem"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return int(importlib.import_module(words[0]).main(*words[1:]))
+    return int(importlib.import_module(arguments[0]).main(*arguments[1:]))
 
 
 if __name__ == "__main__":

@@ -103,10 +103,10 @@ class _Neighbours(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         if path is not None or fullname in _OWN or fullname in sys.stdlib_module_names:
             return None
-        found = importlib.machinery.PathFinder.find_spec(fullname, [self.folder], target)
-        if found is not None and found.loader is None:  # a plain folder: a package of that name comes before it
+        spec = importlib.machinery.PathFinder.find_spec(fullname, [self.folder], target)
+        if spec is not None and spec.loader is None:  # a plain folder: a package of that name comes before it
             return importlib.machinery.PathFinder.find_spec(fullname, [*sys.path, self.folder], target)
-        return found
+        return spec
 
 
 def _load(where: str) -> Any:

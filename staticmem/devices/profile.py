@@ -133,9 +133,9 @@ class Profile:
         wanted = torch_release(torch)
         build = cuda_of_build(torch)
         if build is not None and (11, 0) <= build < _CUDA_11_ON_PYPI:
-            known = [cudnn for cuda, since, cudnn in _CUDNN_OF_CUDA_11 if cuda <= build and since <= wanted]
-            if known:
-                return known[-1]
+            builds = [cudnn for cuda, since, cudnn in _CUDNN_OF_CUDA_11 if cuda <= build and since <= wanted]
+            if builds:
+                return builds[-1]
         fitting = [cudnn for since, cudnn in self.cudnn_versions if since <= wanted]
         return fitting[-1] if fitting else self.cudnn_versions[0][1]
 

@@ -230,13 +230,13 @@ UNSAID: Mapping[str, tuple[str, str]] = {
 
 def unsaid_text(report: Report) -> str:
     """What the band of the peak begins so low for, and what makes it narrow; empty where the file says it all."""
-    found = dict.fromkeys(UNSAID[note.code] for note in report.assumptions if note.code in UNSAID)
+    open_facts = dict.fromkeys(UNSAID[note.code] for note in report.assumptions if note.code in UNSAID)
     band = report.peak.bands["live"]
-    if not found or band.low == band.high:
+    if not open_facts or band.low == band.high:
         return ""
-    words = " and ".join(what for what, _ in found)
-    flags = " ".join(flag for _, flag in found)
-    return f"The file does not say {words}, so the band begins low; if nothing is: {flags}."
+    named = " and ".join(what for what, _ in open_facts)
+    flags = " ".join(flag for _, flag in open_facts)
+    return f"The file does not say {named}, so the band begins low; if nothing is: {flags}."
 
 
 def next_step(report: Report) -> str:

@@ -39,22 +39,22 @@ _WITHOUT_EFFECT = "lr learning-rate epochs steps max-steps num-train-epochs seed
 WITHOUT_EFFECT = "Leave it out: the memory of a step does not depend on it."
 
 
-def meant_name(word: str, known: Collection[str]) -> str:
-    """The name of an option that a word of another tool means; empty where none of `known` is meant."""
-    for name, words in _WORDS:
-        if name in known and _hyphened(word) in words.split():
+def meant_name(word: str, names: Collection[str]) -> str:
+    """The name of an option that a word of another tool means; empty where none of `names` is meant."""
+    for name, synonyms in _WORDS:
+        if name in names and _hyphened(word) in synonyms.split():
             return name
     return ""
 
 
-def hint_for(word: str, known: Collection[str]) -> str:
+def hint_for(word: str, names: Collection[str]) -> str:
     """A hint for a name that is not known: what it means, or what is spelled alike; empty where nothing is."""
-    meant = meant_name(word, known)
+    meant = meant_name(word, names)
     if meant:
         return f"Did you mean '{meant}'?"
     if _hyphened(word) in _WITHOUT_EFFECT:
         return WITHOUT_EFFECT
-    return closest(word.lower().replace("-", "_"), known)
+    return closest(word.lower().replace("-", "_"), names)
 
 
 def _hyphened(word: str) -> str:

@@ -122,12 +122,12 @@ class Verdicts:
             device = replace(device, setup=on(self.device, self.stand_in).setup)
         usable, key = usable_on(device), card.slug if own else _kind(self.representative(card))
         overhead = device.setup.profile.overhead(card).expected
-        found = [least for (kind, _), least in self._least.items() if kind == key and least + overhead > usable]
-        if not found:
+        leasts = [least for (kind, _), least in self._least.items() if kind == key and least + overhead > usable]
+        if not leasts:
             roomy = self.replays.unlimited(self.result, device) if own else self.unlimited(card)
-            found = [least_usable(roomy, device) - overhead]
-            self._least[key, usable] = found[0]
-        return found[0] + overhead
+            leasts = [least_usable(roomy, device) - overhead]
+            self._least[key, usable] = leasts[0]
+        return leasts[0] + overhead
 
     def representative(self, card: Gpu) -> Gpu:
         """The card whose replay stands for this one's."""

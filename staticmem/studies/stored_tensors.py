@@ -103,8 +103,8 @@ def _of_stored(graph: Graph, trace: Trace) -> tuple[int, int]:
     sizes = _sizes(trace, {owned[name] for name in (*stored, *others)})
     less = sum(sizes[owned[name]] for name in stored)
     fixed = stored.difference(p.value.name for p in graph.parameters)  # a weight is what its layer holds, turned or not
-    made = sum(sizes[owned[name]] for name in fixed)  # if the module has what it is made of, beside the result
-    return less, made + sum(sizes[owned[name]] * count for name, count in others.items())
+    sources = sum(sizes[owned[name]] for name in fixed)  # if the module has what it is made of, beside the result
+    return less, sources + sum(sizes[owned[name]] * count for name, count in others.items())
 
 
 def _is_result(fqn: str) -> bool:

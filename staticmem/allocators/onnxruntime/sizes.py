@@ -356,8 +356,8 @@ def _check_reshapes(graph: Any, sizes: RunSizes) -> None:
         if any(size < -1 for size in asked):
             continue
         wanted = [shape[at] if size == 0 and at < len(shape) else size for at, size in enumerate(asked)]
-        count, known = prod(shape), prod(size for size in wanted if size != -1)
-        fits = known > 0 and count % known == 0 if -1 in wanted else count == known
+        count, elements = prod(shape), prod(size for size in wanted if size != -1)
+        fits = elements > 0 and count % elements == 0 if -1 in wanted else count == elements
         if fits or not count:
             continue
         raise DimensionError(

@@ -249,10 +249,10 @@ def _held_in_segments(ops: tuple[Op, ...], indices: list[int], depth: int, count
     if size == 0:
         return {}
     firsts = [begins[size * number] for number in range(count)]
-    made = {name: index for index, op in enumerate(ops[:stop]) for name in op.outputs}
+    makers = {name: index for index, op in enumerate(ops[:stop]) for name in op.outputs}
     held: dict[str, int] = {}
     for first, after in zip(firsts, [*firsts[1:], stop], strict=True):
-        inputs = {name for op in ops[first:after] for name in op.refs() if name in made and made[name] < first}
+        inputs = {name for op in ops[first:after] for name in op.refs() if name in makers and makers[name] < first}
         held.update(dict.fromkeys(inputs, after - 1))
     return held
 

@@ -91,8 +91,8 @@ def _tensors(report: Report, view: View) -> str:
         '<div class="head"><h3>Largest tensors</h3><input type="search" id="tensor-filter" class="needs-script" '
         'placeholder="Filter" aria-label="Filter the tensors"></div>'
     )
-    found = '<p class="lead" id="tensor-found" role="status"></p>'
-    return f'{tools}<p class="lead">{more}</p>{found}<div class="tall">{grid}</div>'
+    count_line = '<p class="lead" id="tensor-found" role="status"></p>'
+    return f'{tools}<p class="lead">{more}</p>{count_line}<div class="tall">{grid}</div>'
 
 
 def _key(category: str) -> str:
