@@ -127,10 +127,11 @@ def test_fragmentation_and_libraries(meter: str, field: str) -> None:
 
 
 def test_the_card_follows_from_its_memory() -> None:
-    assert explained(2, None, total=round(14.56 * GIB)).gpu == "Tesla T4"
+    assert explained(2, None, total=round(9.78 * GIB)).gpu == "GeForce RTX 3080 10 GB"
     for total, names in (
         (3 * GIB, "none of the catalog"),
         (round(23.64 * GIB), "Cards with 23.64 GiB are "),
+        (round(14.56 * GIB), "Cards with 14.56 GiB are a16, a2, t4"),
         (None, "does not name it"),
     ):
         with pytest.raises(UsageError) as error:
