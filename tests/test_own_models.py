@@ -68,7 +68,7 @@ def test_a_region_of_no_grad_that_reads_no_gradient_is_certain() -> None:
     report = staticmem.analyze(FOLDER / "frozen_no_grad.onnx", optimizer="adam", freeze="none", checkpoint="none")
     band = report.peak.bands["live"]
     assert band.low == report.peak.live_bytes
-    assert band.high < 1.2 * band.low  # what variables hold: with gradients it would be 2.3 times as much
+    assert band.high < 2 * band.low  # what variables and list modules may hold: with gradients it would be 2.3 times
 
 
 def test_frozen_parameters_are_told() -> None:
