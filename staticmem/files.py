@@ -21,17 +21,22 @@ SETTLED = 2 * 10**9  # nanoseconds
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def opened(path: str | os.PathLike[str], seekable: bool = False) -> BinaryIO:
+def opened(path: str | os.PathLike[str], seekable: bool = False, own: bool = False) -> BinaryIO:
     """The file, open for reading bytes. `seekable`: only an ordinary file will do, because it is not read in order.
+    `own`: only one that this user alone can have written (`not_own`), and no link to it.
 
     A pipe without a writer reads as empty; of a shell's `<(command)` everything is read.
 
     Raises:
         OSError: it cannot be opened, or is not an ordinary file where it has to be.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags | (getattr(os, "O_NOFOLLOW", 0) if own else 0))
     try:
-        mode = os.fstat(descriptor).st_mode
+        status = os.fstat(descriptor)
+        mode = status.st_mode
+        if own and (why := not_own(status)):
+            raise PermissionError(errno.EPERM, why, path)
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(mode):
@@ -42,6 +47,17 @@ def opened(path: str | os.PathLike[str], seekable: bool = False) -> BinaryIO:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def not_own(status: os.stat_result, folder: bool = False) -> str:
+    """Why others than this user may have written a file or a folder; empty where they cannot. Windows does not say."""
+    if not (stat.S_ISDIR(status.st_mode) if folder else stat.S_ISREG(status.st_mode)):
+        return "it is no folder" if folder else "it is no ordinary file"
+    if not hasattr(os, "geteuid"):
+        return ""
+    if status.st_uid != os.geteuid():
+        return "it belongs to another user"
+    return "others may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def unreadable(path: str | os.PathLike[str], error: OSError, code: str) -> UsageError:
@@ -78,15 +94,15 @@ def stamp(path: str | os.PathLike[str]) -> Stamp | None:
 _PART = 1 << 22  # bytes: Python allocates what a read may return before it reads
 
 
-def read(path: str | os.PathLike[str], most: int) -> bytes:
-    """The contents of a file of at most `most` bytes.
+def read(path: str | os.PathLike[str], most: int, own: bool = False) -> bytes:
+    """The contents of a file of at most `most` bytes. `own`: as `opened` has it.
 
     Raises:
         OSError: it cannot be read, or is larger.
     """
     parts: list[bytes] = []
     left = most
-    with opened(path) as file:
+    with opened(path, own=own) as file:
         while part := file.read(min(left + 1, _PART)):
             left -= len(part)
             if left < 0:

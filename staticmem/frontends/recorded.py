@@ -50,6 +50,7 @@ class RecordedModel:
         """`format` is that of the file which carries the recording."""
         self.path, self.format = path, format
         self.graphs: recent.Graphs | None = None
+        self.notes: list[Note] = []  # of how the recording was come by
         try:
             self.document = fields.mapping(document)
             version = fields.integer(self.document["version"])
@@ -179,7 +180,7 @@ class _Program:
         self.cast = cast
         self.flags = written.usual_flags(training, None if recorded_amp is None else _HALVES[recorded_amp].name)
         self.symbols = dict(binding.symbols)
-        self.notes: list[Note] = []
+        self.notes: list[Note] = [*model.notes]
         self.sizes: dict[str, int] = {}
         self.targets = [fields.text(t) for t in fields.items(document["targets"])]
         self.stacks = _stacks(fields.items(document["stacks"]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from unittest import mock
 
 from staticmem.child import FailedError, answer, limit_memory
 from staticmem.errors import StaticmemError, described
+from staticmem.recording import surroundings
 
 MOST_MODULES = 200_000
 MOST_PARAMETERS = 1 << 46  # elements: 70,000 billion
@@ -56,8 +58,15 @@ class Example:
 
 def main(path: str) -> int:
     gc.disable()  # cycles of PyTorch's are 50 MB of 80 layers, and looking for them takes a sixth of the time
-    os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", HF_DATASETS_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
-    return answer(path, _work)
+    environment, started = dict(os.environ), time.time_ns()
+    os.environ.update(surroundings.OFFLINE)
+    with surroundings.noted_reads() as names:
+
+        def work(job: dict[str, Any]) -> dict[str, Any]:
+            result = _work(job)
+            return {**result, "found": surroundings.found(job["package"], names, environment, started)}
+
+        return answer(path, work)
 
 
 def _work(job: dict[str, Any]) -> dict[str, Any]:

@@ -1,21 +1,11 @@
 """The recording of an architecture that a package builds (`frontends.architectures`): made in a process of its own, and
-kept for the next time.
-
-Recordings are kept in the user's folder for caches under a digest of all that decides them: the config, the options,
-the versions of the packages, and the code that records. The folder may be removed at any time; where it cannot be
-written, nothing is kept.
+kept for the next time (`recording.kept`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import importlib.metadata
 import importlib.util
-import json
 import os
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,18 +13,19 @@ from typing import Any
 from staticmem import child
 from staticmem.child import Failure, RunError
 from staticmem.errors import UsageError
-from staticmem.files import read, temporary_folder
+from staticmem.files import temporary_folder
 from staticmem.frontends import recording_format as written
 from staticmem.frontends.architectures import Architecture, read_config
 from staticmem.frontends.recorded import RecordedModel
+from staticmem.ir.graph import Note
 from staticmem.ir.model_file import ModelFile
 from staticmem.recording import no_graph, not_recorded
 from staticmem.recording.attach import alone, with_recording
+from staticmem.recording.kept import Kept
 from staticmem.recording.told import both_lines, lines_of
 
 TIMEOUT = 600.0  # seconds: the graph of 80 layers takes some 30 on a slow core, its recording as much
 MEMORY = 12 << 30  # bytes that the process may have; one for 80 layers takes 1 GiB
-MOST_KEPT = 64  # recordings; one has a few KiB
 FAILURES: child.Failures = {
     "run": Failure(
         "the model cannot be built and recorded", "{message}.",
@@ -67,9 +58,12 @@ FAILURES: child.Failures = {
 class BuiltModel(RecordedModel):
     """The recording of an architecture, which is recorded again where its code takes another way."""
 
-    def __init__(self, architecture: Architecture, document: Any, others: list[BuiltModel] | None = None) -> None:
+    def __init__(
+        self, architecture: Architecture, sizes: Mapping[str, int] | None = None, others: list[BuiltModel] | None = None
+    ) -> None:
+        document, notes = _document(architecture, sizes)
         super().__init__(architecture.path, document, architecture.package)
-        self.architecture = architecture
+        self.architecture, self.notes = architecture, notes
         self.others = [] if others is None else others  # of all recordings of this architecture, in order
         self.others.append(self)
 
@@ -80,7 +74,7 @@ class BuiltModel(RecordedModel):
         for one in (self, *self.others):
             if one.holds(sizes, training):
                 return one
-        return BuiltModel(self.architecture, _document(self.architecture, sizes), self.others)
+        return BuiltModel(self.architecture, sizes, self.others)
 
     def holds(self, sizes: Mapping[str, int], training: bool) -> bool:
         """Whether the code takes the way that was recorded."""
@@ -96,7 +90,7 @@ def built_model(architecture: Architecture) -> BuiltModel:
         UsageError: a package is not installed (SM146).
         RunError: the model cannot be built or recorded (SM145 to SM149).
     """
-    return BuiltModel(architecture, _document(architecture, None))
+    return BuiltModel(architecture)
 
 
 def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[bytes, list[str]]:
@@ -114,30 +108,38 @@ def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[b
         try:
             answer = _run(job, folder, architecture)
         except RunError as error:
-            document = recording.result()
-            return alone(document, kind, error), [*lines_of(document), no_graph(error)]
+            document, notes = recording.result()
+            return alone(document, kind, error), [*lines_of(document), no_graph(error), *_lines(notes)]
         with open(path, "rb") as file:
             data, lines = file.read(), [str(line) for line in answer["lines"]]
         try:
-            document = recording.result()
+            document, notes = recording.result()
         except RunError as error:
             return data, [*lines, not_recorded(error)]
-    return with_recording(data, kind, document), both_lines(lines_of(document), lines)
+    return with_recording(data, kind, document), [*both_lines(lines_of(document), lines), *_lines(notes)]
 
 
-def _document(architecture: Architecture, sizes: Mapping[str, int] | None) -> Any:
+def _lines(notes: list[Note]) -> list[str]:
+    return [f"{note.text[0].upper()}{note.text[1:]} ({note.code})" for note in notes]
+
+
+def _document(architecture: Architecture, sizes: Mapping[str, int] | None) -> tuple[Any, list[Note]]:
+    """The document of the recording, and a note where one that is kept was not believed."""
     job = _job(architecture, sizes)
-    kept = _kept(job)
-    if kept is not None and (document := _read(kept)) is not None:
-        return document
-    with temporary_folder() as folder:
-        path = os.path.join(folder, "recording")
-        _run({**job, "kind": "", "file": path}, folder, architecture)
-        with open(path, "rb") as file:
-            data = file.read()
-    if kept is not None:
-        _keep(kept, data)
-    return written.unpack(data, architecture.path)
+    kept = Kept(job)
+    document = kept.document()
+    if document is None:
+        with temporary_folder() as folder:
+            path = os.path.join(folder, "recording")
+            answer = _run({**job, "kind": "", "file": path}, folder, architecture)
+            with open(path, "rb") as file:
+                data = file.read()
+        kept.keep(data, answer["found"])
+        document = written.unpack(data, architecture.path)
+    if not kept.refusals:
+        return document, []
+    text = f"kept recordings were not believed ({'; '.join(kept.refusals)}): the model was recorded again"
+    return document, [Note("warning", "SM362", text)]
 
 
 def _job(architecture: Architecture, sizes: Mapping[str, int] | None) -> dict[str, Any]:
@@ -158,72 +160,3 @@ def _run(job: dict[str, Any], folder: str, architecture: Architecture) -> Any:
     job = {**job, "answer": os.path.join(folder, "answer.json")}
     name = os.path.basename(architecture.given.rstrip("/")) or architecture.given
     return child.run("staticmem.recording.architecture_child", job, folder, TIMEOUT, FAILURES, name=name)
-
-
-# -- what is kept ------------------------------------------------------------------------------------------------
-
-
-def cache_folder() -> str:
-    """The user's folder for caches, by the conventions of the platform."""
-    home = os.path.expanduser("~")
-    if sys.platform == "darwin":
-        return os.path.join(home, "Library", "Caches", "staticmem")
-    if sys.platform == "win32":
-        return os.path.join(os.environ.get("LOCALAPPDATA") or home, "staticmem", "Cache")
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return os.path.join(base if os.path.isabs(base) else os.path.join(home, ".cache"), "staticmem")
-
-
-def _kept(job: Mapping[str, Any]) -> str | None:
-    """The file in which the recording of a job is kept."""
-    name = job["name"] if job["config"] is None else ""  # where a config lies changes nothing
-    deciding = {**job, "name": name, "versions": _versions(str(job["package"])), "code": _digest_of_code()}
-    digest = hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:40]
-    return os.path.join(cache_folder(), "recordings", digest)
-
-
-def _versions(package: str) -> dict[str, str]:
-    names = {"transformers": ("transformers",), "timm": ("timm",), "torchvision": ("torchvision",)}[package]
-    versions = {"python": sys.version}
-    for name in ("torch", *names):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
-
-
-@functools.cache
-def _digest_of_code() -> str:
-    """Of the code that decides what is written down: of recordings, and of the ops that it knows."""
-    root, digest = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), hashlib.sha256()
-    for folder in ("recording", "ops", "frontends"):
-        for name in sorted(os.listdir(os.path.join(root, folder))):
-            if name.endswith(".py"):
-                with open(os.path.join(root, folder, name), "rb") as file:
-                    digest.update(file.read())
-    return digest.hexdigest()
-
-
-def _read(path: str) -> Any:
-    """The document in a file; None where there is none that can be read, so that it is made again."""
-    from staticmem.errors import ModelFileError
-
-    try:
-        document = written.unpack(read(path, written.MAX_PACKED), path)
-        os.utime(path)
-    except (OSError, ModelFileError):
-        return None
-    return document
-
-
-def _keep(path: str, data: bytes) -> None:
-    """Writes a recording, and removes those that were not read for the longest."""
-    folder = os.path.dirname(path)
-    with contextlib.suppress(OSError):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        part = f"{path}.{os.getpid()}"
-        with open(part, "wb") as file:
-            file.write(data)
-        os.replace(part, path)
-        files = [os.path.join(folder, name) for name in os.listdir(folder)]
-        for old in sorted(files, key=os.path.getmtime, reverse=True)[MOST_KEPT:]:
-            os.remove(old)

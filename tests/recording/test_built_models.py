@@ -16,9 +16,8 @@ from staticmem.child import FailedError, RunError, environment
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
-from staticmem.frontends.architectures import architecture_of
 from staticmem.frontends.recorded import RecordedModel
-from staticmem.recording import architecture_child, architectures
+from staticmem.recording import architecture_child, architectures, kept
 from staticmem.studies import Request, Study
 
 torch = pytest.importorskip("torch")
@@ -66,7 +65,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(architectures, "cache_folder", lambda: str(tmp_path / "cache" / "staticmem"))
+    monkeypatch.setattr(kept, "cache_folder", lambda: str(tmp_path / "cache" / "staticmem"))
 
 
 def own_net() -> Any:
@@ -161,25 +160,6 @@ def test_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StaticmemError, match=r"longer than 0\.5 seconds") as error:
         staticmem.analyze("timm:slow")
     assert error.value.code == "SM148"
-
-
-@pytest.mark.usefixtures("package")
-def test_what_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A damaged file is made again; the oldest go; a folder that cannot be written is done without."""
-    architecture = architecture_of("timm:net,batch=4")
-    assert architecture is not None
-    job = architectures._job(architecture, None)
-    path = architectures._kept(job)
-    assert path is not None
-    assert path != architectures._kept({**job, "sizes": {"batch": 4}})
-    monkeypatch.setattr(architectures, "MOST_KEPT", 2)
-    for name in ("a", "b", "c"):
-        architectures._keep(f"{path}{name}", b"damaged")
-    assert len(list(Path(path).parent.iterdir())) == 2
-    assert architectures._read(f"{path}c") is None
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    architectures._keep(str(blocked / "x" / "y"), b"")  # no error
 
 
 class _Labelled(torch.nn.Module):  # type: ignore[misc, name-defined]
