@@ -64,7 +64,7 @@ def main(path: str) -> int:
 
         def work(job: dict[str, Any]) -> dict[str, Any]:
             result = _work(job)
-            return {**result, "found": surroundings.found(job["package"], names, environment, started)}
+            return {**result, "facts": surroundings.facts_of_process(job["package"], names, environment, started)}
 
         return answer(path, work)
 

@@ -134,7 +134,7 @@ def _document(architecture: Architecture, sizes: Mapping[str, int] | None) -> tu
             answer = _run({**job, "kind": "", "file": path}, folder, architecture)
             with open(path, "rb") as file:
                 data = file.read()
-        kept.keep(data, answer["found"])
+        kept.keep(data, answer["facts"])
         document = written.unpack(data, architecture.path)
     if not kept.refusals:
         return document, []

@@ -15,6 +15,7 @@ import errno
 import hashlib
 import json
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from staticmem.frontends import recording_format as written
 from staticmem.recording import surroundings
 
 MOST_KEPT = 64  # recordings; one has a few KiB, and some 10 KiB of names of files
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _LONGEST_HEADER = 4 << 20  # bytes: names of files of code have some 30, and there are thousands at most
 
 
@@ -88,12 +90,17 @@ class Kept:
         os.utime(path)
         return document
 
-    def keep(self, data: bytes, found: Mapping[str, Any] | None) -> None:
-        """Writes a recording, and removes those that were not read for the longest. `found`: `surroundings.found`."""
-        if not self.trusted or found is None:
+    def keep(self, data: bytes, facts: Mapping[str, Any] | None) -> None:
+        """Writes a recording, and removes those that were not read for the longest.
+
+        Args:
+            data: the packed document.
+            facts: those of `surroundings.facts_of_process`; None: they are not known, and nothing is kept.
+        """
+        if not self.trusted or facts is None:
             return
-        header = {"job": self.key, "content": hashlib.sha256(data).hexdigest(), **found}
-        path = os.path.join(self.folder, f"{self.key}-{found['digest'][:16]}")
+        header = {"job": self.key, "content": hashlib.sha256(data).hexdigest(), **facts}
+        path = os.path.join(self.folder, f"{self.key}-{facts['digest'][:16]}")
         with contextlib.suppress(OSError):
             for folder in (os.path.dirname(self.folder), self.folder):  # the mode is that of the last part alone
                 os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -107,12 +114,22 @@ class Kept:
 
 def _refusals(folder: str) -> list[str]:
     """Why a folder, or the one that it is in, is not trusted; none where it is not there."""
-    found = []
+    refusals = []
     for one in (os.path.dirname(folder), folder):
         with contextlib.suppress(OSError):
+            _close_to_others(one)
             if why := not_own(os.lstat(one), folder=True):
-                found.append(f"{one}: {why}")
-    return found
+                refusals.append(f"{one}: {why}")
+    return refusals
+
+
+def _close_to_others(folder: str) -> None:
+    """Takes the right to write from others, in a folder of this user. Under the umask 002, which many systems have,
+    folders were made that a group may write to; what others put there meanwhile is told by its owner (`not_own`)."""
+    status = os.lstat(folder)
+    is_own = hasattr(os, "geteuid") and status.st_uid == os.geteuid()
+    if is_own and stat.S_ISDIR(status.st_mode) and status.st_mode & _OTHERS_WRITE:
+        os.chmod(folder, stat.S_IMODE(status.st_mode) & ~_OTHERS_WRITE)
 
 
 def _write(path: str, data: bytes) -> None:

@@ -1,8 +1,8 @@
 """What decides a recording beside its job: variables of the environment, installed packages and files of code.
 
 Packages read variables when they are imported and when they build a model (`TIMM_FUSED_ATTN`), which nobody else knows.
-So the process that records notes what it reads (`noted_reads`, `found`), and what was kept is the answer only where all
-of it is as it was (`digest`).
+So the process that records notes what it reads (`noted_reads`, `facts_of_process`), and what was kept is the answer
+only where all of it is as it was (`digest`).
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ def _paths(files: Files) -> list[str]:
 def _installed() -> dict[str, list[tuple[str, int]]]:
     """By folder of the path: its distributions with their versions, and when they were installed: a version that is
     under development stays the same."""
-    found = {}
+    installed = {}
     for folder in dict.fromkeys(map(os.path.abspath, filter(None, sys.path))):
         try:
             with os.scandir(folder) as entries:
-                those = [(e.name, e.stat().st_mtime_ns) for e in entries if e.name.endswith(_INSTALLED)]
+                names = [(e.name, e.stat().st_mtime_ns) for e in entries if e.name.endswith(_INSTALLED)]
         except OSError:  # an archive, or nothing
             continue
-        if those:
-            found[folder] = sorted(those)
-    return found
+        if names:
+            installed[folder] = sorted(names)
+    return installed
 
 
 # -- in the process that records ---------------------------------------------------------------------------------------
@@ -101,7 +101,9 @@ def _asks_by_name(frame: FrameType | None) -> bool:
     return name.partition(".")[0] not in sys.stdlib_module_names
 
 
-def found(package: str, names: set[str], environment: Mapping[str, str], started: int) -> dict[str, Any] | None:
+def facts_of_process(
+    package: str, names: set[str], environment: Mapping[str, str], started: int
+) -> dict[str, Any] | None:
     """What the process has read, as `digest` takes it, with its digest. `environment` is that at its start, `started`
     when that was, in nanoseconds; None where a file of code was changed since: which of both ran is not known."""
     read, files = sorted(names - _SET), _files_of_code(package)
@@ -116,14 +118,15 @@ def found(package: str, names: set[str], environment: Mapping[str, str], started
 def _files_of_code(package: str) -> dict[str, list[str]]:
     """Files of the modules that were imported: those of this package and of the one that builds the model, and all
     that are not installed. Of the others it is enough which version is."""
-    roots = [folder for folder, those in _installed().items() if any(n.endswith(_INSTALLED[0]) for n, _ in those)]
-    told = tuple(os.path.join(root, "") for root in (os.path.dirname(os.__file__), *roots))
+    installed = _installed().items()
+    roots = [folder for folder, names in installed if any(name.endswith(_INSTALLED[0]) for name, _ in names)]
+    versioned = tuple(os.path.join(root, "") for root in (os.path.dirname(os.__file__), *roots))
     files: dict[str, set[str]] = {}
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__dict__", {}).get("__file__")  # some import when they are asked for an attribute
         if not isinstance(path, str) or not os.path.isfile(path):
             continue
         folder, file = os.path.split(os.path.abspath(path))
-        if name.partition(".")[0] in ("staticmem", package) or not os.path.join(folder, file).startswith(told):
+        if name.partition(".")[0] in ("staticmem", package) or not os.path.join(folder, file).startswith(versioned):
             files.setdefault(folder, set()).add(file)
     return {folder: sorted(files[folder]) for folder in sorted(files)}

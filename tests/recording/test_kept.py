@@ -90,11 +90,12 @@ def test_the_report_says_what_was_not_believed(package: Path) -> None:
     folder = package / "cache" / "staticmem" / "recordings"
     (file,) = folder.iterdir()
     before = file.read_bytes()
-    folder.chmod(0o770)
+    folder.rename(folder.with_name("moved"))
+    folder.symlink_to(folder.with_name("moved"))
     report = staticmem.analyze("timm:net", batch=4)
     assert report.peak.live_bytes == expected
     (text,) = (note.text for note in report.warnings if note.code == "SM362")
-    assert f"{folder}: others may write to it" in text
+    assert f"{folder}: it is no folder" in text
     assert list(folder.iterdir()) == [file]
     assert file.read_bytes() == before
 
@@ -135,7 +136,9 @@ def test_other_reads_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_value_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = surroundings.found("none", {"A_TOKEN", *surroundings.OFFLINE}, {"A_TOKEN": "of-the-user"}, 1 << 63)
+    found = surroundings.facts_of_process(
+        "none", {"A_TOKEN", *surroundings.OFFLINE}, {"A_TOKEN": "of-the-user"}, 1 << 63
+    )
     assert found is not None
     assert found["variables"] == ["A_TOKEN"]
     assert "of-the-user" not in json.dumps(found)
@@ -146,8 +149,8 @@ def test_files_that_change_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "own_code.py").write_text("")
     monkeypatch.setitem(sys.modules, "own_code", module)
     started = (tmp_path / "own_code.py").stat().st_mtime_ns
-    assert surroundings.found("none", set(), {}, started) is None
-    found = surroundings.found("none", set(), {}, 1 << 63)
+    assert surroundings.facts_of_process("none", set(), {}, started) is None
+    found = surroundings.facts_of_process("none", set(), {}, 1 << 63)
     assert found is not None
     assert found["files"][str(tmp_path)] == ["own_code.py"]
     assert any(folder.endswith("staticmem") for folder in found["files"])
@@ -245,7 +248,7 @@ def test_links(entry: Path, tmp_path: Path) -> None:
 @posix
 @pytest.mark.parametrize("level", [0, 1])
 def test_folders_of_others(entry: Path, monkeypatch: pytest.MonkeyPatch, level: int) -> None:
-    """Nothing is read or written there: folders that others may write to, links, those of another user."""
+    """Nothing is read or written there: links, and folders of another user."""
     folder = entry.parents[level]
     data = entry.read_bytes()
 
@@ -257,9 +260,6 @@ def test_folders_of_others(entry: Path, monkeypatch: pytest.MonkeyPatch, level: 
         assert entry.read_bytes() == data
         assert len(list(entry.parent.iterdir())) == 1
 
-    folder.chmod(0o702)
-    refused("others may write to it")
-    folder.chmod(0o700)
     with monkeypatch.context() as another:
         another.setattr(os, "geteuid", lambda: entry.stat().st_uid + 1)
         refused("it belongs to another user")
@@ -270,6 +270,18 @@ def test_folders_of_others(entry: Path, monkeypatch: pytest.MonkeyPatch, level: 
     folder.unlink()
     moved.rename(folder)
     assert Kept(JOB).document() == DOCUMENT
+
+
+@posix
+@pytest.mark.parametrize("level", [0, 1])
+def test_own_folders_are_closed_to_others(entry: Path, level: int) -> None:
+    """A folder of the user that a group may write to, as the umask 002 makes it; what others may write is refused."""
+    folder = entry.parents[level]
+    folder.chmod(0o775)
+    assert Kept(JOB).document() == DOCUMENT
+    assert folder.stat().st_mode & 0o777 == 0o755
+    entry.chmod(0o660)
+    assert Kept(JOB).document() is None
 
 
 def test_the_oldest_go(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
