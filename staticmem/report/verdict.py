@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from staticmem.frontends.architectures import model_name
 from staticmem.liveness.why import short
@@ -215,7 +216,9 @@ def verdict(report: Report, view: View = PLAIN) -> str:
         needs = f"{step} needs {view.size(gpu.least_usable_bytes)} at the least, {device} with all of its cache; it has"
         needs += f" {usable}"
     else:
-        needs = f"{step} needs {device} of its {usable}{most}{returned_text(report.device, view)}"
+        returned = returned_text(report.device, view)
+        needs = f"{step} needs {device} of its {usable}{most}{returned}"
+        gpu = replace(gpu, why="") if returned else gpu  # it says why, with figures
     line = f"{_capital(fit_text(gpu, view).removeprefix('is '))}: {needs}. Live tensors peak at {live} in {where}."
     return f"{line} {largest}" if largest else line
 
@@ -236,7 +239,7 @@ def unsaid_text(report: Report) -> str:
         return ""
     named = " and ".join(what for what, _ in open_facts)
     flags = " ".join(flag for _, flag in open_facts)
-    return f"The file does not say {named}, so the band begins low; if nothing is: {flags}."
+    return f"The file does not say {named}, so the band begins low. If there is none of it, add {flags}."
 
 
 def next_step(report: Report) -> str:
@@ -283,12 +286,13 @@ def _capital(text: str) -> str:
 
 
 def returned_text(device: DeviceInfo | None, view: View) -> str:
-    """What the allocator gives back to have enough, as the end of a sentence; empty where that is nothing."""
+    """What the allocator has to give back, as the end of a sentence; empty where that is nothing."""
     if device is None or not device.retries:
         return ""
     times = "once" if device.retries == 1 else f"{device.retries:,} times"
     return (
-        f", after the allocator gave {view.size(device.returned_bytes)} of cached memory back, {times} in three steps"
+        f"; it fits only because the allocator gives {view.size(device.returned_bytes)} of cached memory back, "
+        f"{times} in three steps"
     )
 
 

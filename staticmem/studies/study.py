@@ -432,8 +432,9 @@ def _at_sizes(model: ModelFile, request: Request) -> ModelFile:
         first = (spec.shape or (None,))[0]
         if request.batch is not None and first in batches and (isinstance(first, str) or len(batches) == 1):
             sizes[dims[0]] = request.batch
-        if request.image_size is not None and len(dims) == 4 and spec.dtype.is_floating_point:
-            sizes |= dict(zip(dims[2:], request.image_size, strict=True))
+        sides = spec.resolution_of(tuple(dims))
+        if request.image_size is not None and sides is not None:
+            sizes |= dict(zip(sides, request.image_size, strict=True))
     resized: ModelFile = again(sizes, request.scenario()[0].training)
     return resized
 

@@ -232,3 +232,18 @@ def test_a_folder_without_the_package_is_not_kept(tmp_path: Path, monkeypatch: p
     assert sys.path == ["elsewhere", root]
     leave_current_folder()
     assert sys.path == ["elsewhere", root]
+
+
+def test_no_dependency_is_taken_from_beside_a_factory() -> None:
+    """The modules that a factory's neighbours cannot replace have every dependency of the package."""
+    import re
+
+    from staticmem.cli.factory import _OWN
+
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.search(r"^dependencies = \[(.*?)^\]", text, re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    modules = {"pyyaml": "yaml"}  # by distribution, where the names differ
+    needed = {modules.get(name, name) for name in re.findall(r'"([\w-]+)>=', listed[1])}
+    assert needed
+    assert needed <= _OWN

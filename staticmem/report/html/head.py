@@ -10,7 +10,15 @@ from staticmem.report.html.page import esc, name, section, stacked_bar, table, t
 from staticmem.report.model import GpuFit, LargestSize, Report
 from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import View
-from staticmem.report.verdict import category_name, largest_of, place, returned_text, step_name, with_article
+from staticmem.report.verdict import (
+    category_name,
+    largest_of,
+    place,
+    returned_text,
+    step_name,
+    unsaid_text,
+    with_article,
+)
 
 # from the bottom of a stack: what stays for the whole step first, so that what changes lies on level ground
 ORDER = ("parameter", "buffer", "optimizer_state", "input", "gradient", "activation", "temporary", "communication")
@@ -63,6 +71,7 @@ def verdict(report: Report, cards: Sequence[CardRow], view: View) -> str:
         head = f"{view.size(peak.device_bytes)} {_small(f'of {view.size(report.gpu.usable_bytes)} on {_card(report)}')}"
     else:
         head, lead = f"{live} {_small('live at the peak')}", f"{lead} {_smallest(cards, view)}"
+    lead = f"{lead} {esc(unsaid_text(report))}".rstrip()
     return f'<div class="verdict"><p class="eyebrow">{step}</p><h1>{head}</h1><p class="lead">{lead}</p></div>'
 
 
@@ -78,8 +87,9 @@ def _outcome(report: Report, gpu: GpuFit, view: View) -> str:
     """Whether the requested card fits the step, and by how much."""
     band = report.peak.bands.get("device")
     most = f" (up to {view.size(band.high)} with all that is uncertain)" if band and band.high > band.low else ""
-    left = f"{view.size(gpu.headroom_bytes)} to spare{returned_text(report.device, view)}"
-    says = f"{view.size(gpu.missing_bytes)} short" if gpu.missing_bytes else left
+    returned = returned_text(report.device, view)
+    left = f"{view.size(gpu.headroom_bytes)} to spare{most}{returned}"
+    says = f"{view.size(gpu.missing_bytes)} short{most}" if gpu.missing_bytes else left
     if gpu.least_usable_bytes is not None:
         says += f"; the least memory that holds it is {view.size(gpu.least_usable_bytes)}"
     mark = f'<strong class="{_cls(gpu.fit)}">{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong>'
@@ -87,8 +97,9 @@ def _outcome(report: Report, gpu: GpuFit, view: View) -> str:
         return f"{mark}: {esc(gpu.obstacle)}."
     if gpu.condition:
         mark += f" on condition of {esc(gpu.condition)}"
-    why = f" {esc(gpu.why[:1].upper() + gpu.why[1:])}." if gpu.why else ""
-    return f"{mark}: {says}{most}.{why}{_largest(largest_of(report))}"
+    # what is given back says why, with figures
+    why = f" {esc(gpu.why[:1].upper() + gpu.why[1:])}." if gpu.why and not returned else ""
+    return f"{mark}: {says}.{why}{_largest(largest_of(report))}"
 
 
 def _smallest(cards: Sequence[CardRow], view: View) -> str:
