@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -145,19 +146,28 @@ def _transformers(job: Mapping[str, Any]) -> Built:
     import torch
     import transformers
 
-    config, options = _config_of(job["config"]), job["options"]
-    cls, config = _head(transformers, config, options.get("head"))
+    whole, options = _config_of(job["config"]), job["options"]
+    cls, config = _head(transformers, whole, options.get("head"))
     for one in {id(c): c for c in (config, config.get_text_config())}.values():
         one.use_cache = False  # a step of training, or one forward: there is no next token
-    dtype = options.get("dtype")
-    chosen = {"attn_implementation": options.get("attention"), "dtype": getattr(torch, dtype) if dtype else None}
+    dtype = getattr(torch, options["dtype"]) if "dtype" in options else _dtype_of(config, whole)
+    chosen = {"attn_implementation": options.get("attention"), "dtype": dtype}
     with _bounded():
         model = cls._from_config(config, **{name: value for name, value in chosen.items() if value is not None})
     if job["config"].get("tie_word_embeddings") is False:
         _give_head_its_own_weight(model)
+    _widen_as_loading_does(model, config.dtype)
     if options.get("checkpointing") == "yes":
         model.gradient_checkpointing_enable()
     return _with_inputs(model, config, Example(job), options)
+
+
+def _dtype_of(config: Any, whole: Any) -> Any:
+    """The type of the weights by the config; None where it says none. That of a part, as of the text of a model that
+    reads images too, often stands beside it: the checkpoint is the whole model's, and loading takes the type of its
+    weights.
+    """
+    return next((c.dtype for c in (config, whole, whole.get_text_config()) if c.dtype is not None), None)
 
 
 def _give_head_its_own_weight(model: Any) -> None:
@@ -174,6 +184,29 @@ def _give_head_its_own_weight(model: Any) -> None:
     weight: Any = getattr(head, "weight", None)
     if weight is getattr(embedding, "weight", None) and weight is not None:
         head.weight = torch.nn.Parameter(torch.empty_like(weight), weight.requires_grad)
+
+
+def _widen_as_loading_does(model: Any, dtype: Any) -> None:
+    """Parameters and saved buffers that stay in float32 where a checkpoint is loaded in 16 bits: routers of experts,
+    the second projection of T5's feed-forward in float16. The class lists patterns, which are searched in their names.
+
+    Source: transformers 5.24, modeling_utils.py, `_get_dtype_plan`; core_model_loading.py, `build_glob_alternation` and
+    `convert_and_load_state_dict_in_model`.
+    """
+    import torch
+
+    plan = getattr(model, "_get_dtype_plan", None)
+    patterns = [] if plan is None else [(pattern.replace("*", ".*"), to) for pattern, to in plan(dtype).items()]
+    wider: dict[int, Any] = {}
+    buffers = {name for name, _ in model.named_buffers()}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        to = next((to for pattern, to in patterns if re.search(pattern, name)), None)
+        if to is not None and tensor.is_floating_point() and id(tensor) not in wider:
+            data = tensor.detach().to(to)
+            wider[id(tensor)] = data if name in buffers else torch.nn.Parameter(data, tensor.requires_grad)
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            own.update({name: wider[id(tensor)] for name, tensor in own.items() if id(tensor) in wider})
 
 
 def _config_of(content: Mapping[str, Any]) -> Any:

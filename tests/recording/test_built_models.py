@@ -257,3 +257,37 @@ def test_a_head_that_the_config_does_not_tie_has_its_own_weight() -> None:
         assert sum(p.numel() for p in module.parameters()) == 500 * 64
         architecture_child._give_head_its_own_weight(module)
     assert sum(p.numel() for p in module.parameters()) == 2 * 500 * 64
+
+
+def test_parts_that_loading_keeps_in_float32_have_it() -> None:
+    """Patterns of the class are searched in names, buffers that are saved included; a tied weight stays one."""
+    with torch.device("meta"):
+        module = _Decoder().to(torch.float16)
+    module.second = module.head
+    module.register_buffer("bias_of_head", torch.zeros(4, dtype=torch.float16, device="meta"))
+    module.register_buffer("head_of_none", torch.zeros(4, dtype=torch.float16, device="meta"), persistent=False)
+    module._get_dtype_plan = lambda dtype: {"h*d": torch.float32} if dtype == torch.float16 else {}
+    architecture_child._widen_as_loading_does(module, torch.float32)
+    assert {p.dtype for p in module.parameters()} == {torch.float16}
+    architecture_child._widen_as_loading_does(module, torch.float16)
+    assert module.head.weight is module.second.weight is module.table.weight
+    assert (module.head.weight.dtype, module.bias_of_head.dtype) == (torch.float32, torch.float32)
+    assert module.head_of_none.dtype == torch.float16
+    assert isinstance(module.head.weight, torch.nn.Parameter)
+
+
+def test_a_part_of_a_config_has_the_type_that_stands_beside_it() -> None:
+    """Of a model that reads images too the type is often said once, for the whole."""
+
+    class Config:
+        def __init__(self, dtype: Any, text: Any = None) -> None:
+            self.dtype, self.text = dtype, text
+
+        def get_text_config(self) -> Any:
+            return self.text or self
+
+    half, wide = torch.bfloat16, torch.float32
+    for own, of_all, expected in ((None, half, half), (wide, half, wide), (half, None, half), (None, None, None)):
+        text = Config(own)
+        assert architecture_child._dtype_of(text, Config(of_all, text)) == expected
+    assert architecture_child._dtype_of(whole := Config(None, Config(half)), whole) == half
