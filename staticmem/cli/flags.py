@@ -95,7 +95,7 @@ def add_flag(group: argparse._ActionsContainer, one: Option, repeatable: bool = 
     keywords: dict[str, Any] = {"dest": one.name, "default": None, "help": one.about + one.choices_text}
     if one.kind == "switch":
         keywords["action"] = argparse.BooleanOptionalAction if one.default else "store_true"
-        keywords["help"] += " (default)" if one.default else ""
+        keywords["help"] += " (on by default)" if one.default else ""
     else:
         keywords |= {"metavar": one.metavar, "type": _reader(one)}
         if one.kind in ("dims", "names", "modules") or repeatable:

@@ -55,7 +55,8 @@ _AUTOCAST_EMULATES = (2, 3)
 # The first release in which Inductor leaves such graphs uncompiled with a warning (torch/_inductor/compile_fx.py,
 # `_check_triton_bf16_support`; https://github.com/pytorch/pytorch/pull/129288). Before it Triton fails.
 _INDUCTOR_SKIPS = (2, 4)
-SLOWLY = "bfloat16 is emulated on it, slowly, and engines such as vLLM refuse it"  # vllm/platforms/cuda.py
+SLOWLY = "bfloat16 is emulated on it, slowly, and engines such as vLLM refuse it (float16 is not: --amp fp16)"
+# engines: vllm/platforms/cuda.py
 
 # Inductor writes kernels in Triton (torch/_dynamo/device_interface.py, `CudaInterface.is_triton_capable`, which raises
 # `GPUTooOldForTriton` before it).

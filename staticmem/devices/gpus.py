@@ -45,6 +45,8 @@ CLASSES = ("consumer", "workstation", "data centre")
 TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 
 NEAR = 4  # names that a hint has: an A100 is sold in so many kinds
+_FORMS = ("sxm", "pcie", "nvl")
+_SXM = re.compile(r"sxm\d*|hbm3")  # an H100 whose name has its memory's is an SXM module
 
 DEFAULT_ARCHITECTURE = "sm_90"  # assumed without a GPU; attention kernels are chosen for it too
 
@@ -235,12 +237,13 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | os.Pa
     """A card by its name, or a card of a size that is not in the list; `file` is a user's own list.
 
     A name may leave out what only one card has (`4090`), or what tells variants of a chip apart (`h100`): the usual
-    variant is meant then, and `variants` has the others. `24GB` is a card sold as 24 GB: vendors count 2**30, and not
+    variant is meant then, and `variants` has the others. The names of drivers and shops are taken too
+    (`NVIDIA A100-SXM4-80GB`, `GeForce RTX 3090`). `24GB` is a card sold as 24 GB: vendors count 2**30, and not
     all of it is usable. `24GiB` is usable memory as it is.
     """
     gpus = catalog(file)
     slug = _slug(query)
-    meant = _meant(query, gpus)
+    meant = _meant(query, gpus) or _meant_by_driver(query, gpus)
     if meant is not None:
         return meant
     size = parse_size(query)
@@ -287,11 +290,39 @@ def _meant(query: str, gpus: Mapping[str, Gpu]) -> Gpu | None:
     if spelt is not None:
         return gpus[spelt]
     possible = _possible(slug, gpus)
-    usual = [name for name in possible if gpus[name].usual]
+    usual = [name for name in possible if gpus[name].usual and len({_model(name) for name in possible}) == 1]
     # `3090` is an RTX 3090, although there is an RTX 3090 Ti
     plain = [name for name in possible if name.endswith(f"-{slug}") and all(p.startswith(name) for p in possible)]
     meant = usual or plain or possible
     return gpus[meant[0]] if len(meant) == 1 else None
+
+
+def _meant_by_driver(query: str, gpus: Mapping[str, Gpu]) -> Gpu | None:
+    """The card that a driver or a shop calls so: without the words of makers and brands, which no short name has."""
+    if parse_size(query) is not None:
+        return None
+    named = [word for gpu in gpus.values() for word in _split_name(f"{gpu.vendor} {gpu.name}")]
+    short = {word for slug in gpus for word in _split_name(slug)} | {"gb"}
+    brands = {word for word in named if word.isalpha()} - short
+    asked = [word for word in _split_name(named_by_driver(query)) if word not in brands]
+    full = [slug for slug, gpu in gpus.items() if set(asked) == {*_split_name(gpu.name)} - brands]
+    if len(full) == 1:
+        return gpus[full[0]]
+    return _meant("-".join(asked), gpus) or _meant("-".join([word for word in asked if word != "sxm"]), gpus)
+
+
+def named_by_driver(name: str) -> str:
+    """The name that a driver gives a card, in small letters, with one word for its SXM modules."""
+    return _SXM.sub("sxm", name.lower())
+
+
+def _model(slug: str) -> tuple[str, ...]:
+    """The words of a name that say the model: without its memory and its form."""
+    return tuple([word for word in _split_name(slug) if word not in _FORMS and not re.fullmatch(r"\d+gb", word)])
+
+
+def _split_name(name: str) -> list[str]:
+    return re.findall(r"[a-z0-9]+", name.lower())
 
 
 def _compact(slug: str) -> str:

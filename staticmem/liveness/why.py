@@ -81,7 +81,7 @@ def _reason(graph: Graph, buffer: Buffer, hold: Hold) -> str:
     if hold.kind == "frame":
         return f"argument of {hold.who}, which has not returned" if hold.who else "held by the model's forward"
     if hold.kind == "outputs":
-        return f"{hold.who}, which the training loop holds"
+        return f"{hold.who}, which the loop holds"
     if hold.kind == "value":
         return "the loss" if hold.who == "loss" else f"value {hold.who}, which is used later"
     if hold.kind == "optimizer":

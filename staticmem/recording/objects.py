@@ -51,6 +51,9 @@ def model_of(model: object, inputs: Sequence[Any] | None) -> tuple[ModelFile, in
     if _is_a(model, "torch.nn.modules.module", "Module"):
         args = _arguments(model, inputs)
         return _of_module(model, args), _common_batch(args)
+    if isinstance(model, type):
+        why, hint = "It is a class: a model is one of its objects.", f"Example: {model.__name__}(...)"
+        raise UsageError(f"{model.__name__} is not a model", why, hint, code=CODE)
     raise UsageError(
         f"{type(model).__name__} is not a model",
         "It has to be a path, an onnx.ModelProto, an ExportedProgram, an nn.Module or a GraphModule.",

@@ -118,7 +118,10 @@ def failed(module: object, error: Exception, exporter: str = "torch.export") -> 
     """The error for what an exporter cannot export, with PyTorch's reason."""
     name = module if isinstance(module, str) else type(module).__name__
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    hint = "Give staticmem.analyze(module, inputs) the module itself: it records the code, and needs no graph."
+    hint = (
+        "Call the model once with inputs of these sizes: if that fails too, the inputs are not the model's. If it "
+        "runs, staticmem.analyze(module, inputs) and `staticmem export` record the code, which needs no graph."
+    )
     if exporter == "torch.onnx.export(dynamo=False)":
         hint = f"Change the model so that {exporter} works, or export it to a .pt2."
     what, why = f"{exporter} cannot export {name}", f"{type(error).__name__}: {reason[:300]}"

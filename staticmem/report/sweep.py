@@ -97,7 +97,8 @@ class SweepRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sweep(Shown):
-    """All configurations in order. `axes` are the names that vary; `meters` what was evaluated; `gpus` the cards."""
+    """All configurations in order. `axes` are the names that vary; `meters` what was evaluated; `gpus` the cards;
+    `assumed` what the configurations leave open: a batch, a GPU, whether they train."""
 
     kind: ClassVar[str] = "sweep"
 
@@ -107,6 +108,7 @@ class Sweep(Shown):
     meters: tuple[str, ...]
     gpus: tuple[str, ...]
     rows: tuple[SweepRow, ...]
+    assumed: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         """A table, where other results have their text."""
@@ -187,6 +189,7 @@ class Outcome:
     `margin_bytes` is what the limit leaves; below zero the budget failed. None where the configuration could not be
     analysed, as `error` says. `fit`, `why`, `condition` and `missing_bytes` are the verdict on the card, as in `gpu` of
     a report: a step that does not fit it, or that it cannot run, passes no budget of it. `fit` is None of live memory.
+    `high_bytes` is the upper end of the band of device memory, None of other meters.
     """
 
     configuration: str
@@ -203,14 +206,16 @@ class Outcome:
     why: str = ""
     condition: str = ""
     missing_bytes: int = 0
+    high_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """All outcomes, those first that failed. `failed`: one of level "error" is not kept; `broken`: a configuration
-    could not be analysed."""
+    could not be analysed; `assumed` as in a sweep."""
 
     schema: str
     failed: bool
     broken: bool
     outcomes: tuple[Outcome, ...]
+    assumed: tuple[str, ...] = ()

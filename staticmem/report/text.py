@@ -146,6 +146,12 @@ class Text:
         if next_step:
             self.wrap(next_step, colour="dim")
 
+    def add_assumptions(self, assumed: Sequence[str]) -> None:
+        """What the figures assume because nobody said it, a line each below an empty one."""
+        self.lines += [""] * bool(assumed)
+        for text in assumed:
+            self.wrap(f"assumed: {text}", "    ", "  ")
+
     def end(self) -> str:
         """The text, with its line break."""
         return "\n".join(self.lines) + "\n"

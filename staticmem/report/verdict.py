@@ -148,8 +148,9 @@ def meter_rows(peak: Peak, view: View) -> list[tuple[str, str, str]]:
 
 
 def phase_rows(phases: Phases) -> list[tuple[str, int, str, int | None]]:
-    """The phases of a step: name, bytes, where the peak is, and the activations that are kept at the forward's end."""
-    kept = phases.forward_end_activation_bytes
+    """The phases of a step: name, bytes, where the peak is, and the activations that are kept at the forward's end for
+    a backward."""
+    kept = phases.forward_end_activation_bytes if phases.backward is not None else None
     rows: list[tuple[str, int, str, int | None]] = [("before the step", phases.start_bytes, "", None)]
     first = "forward" if phases.decode is None else "prefill"
     rows.append((f"{first}, peak", phases.forward.peak_bytes, place(phases.forward), None))

@@ -329,6 +329,14 @@ class Scenario(Levers):
                 "Use --checkpoint, or --activation-memory-budget, which the compiler has itself.",
                 code="SM179",
             )
+        unscales = self.optimizer is not None and (self.optimizer_impl != "fused" or self.clip_grad_norm)
+        if self.grad_scaler and unscales and self.dtype is dtypes.float16:
+            raise UsageError(
+                "--grad-scaler cannot unscale gradients in float16",
+                "PyTorch raises an error for parameters in float16 ('Attempting to unscale FP16 gradients.').",
+                "Use --amp fp16, which keeps parameters in float32, or leave --grad-scaler out.",
+                code="SM230",
+            )
         if self.inplace_abn and self.compile:
             raise UsageError(
                 "--inplace-abn and --compile cannot be combined",

@@ -15,7 +15,8 @@ def check(sweep: Sweep, budgets: Sequence[Budget]) -> Check:
     """Every configuration against every budget."""
     outcomes = tuple(sorted((one for row in sweep.rows for one in _of_row(row, budgets)), key=_urgency))
     failed = any(not o.passed and o.level == "error" and o.error is None for o in outcomes)
-    return Check(CHECK_SCHEMA, failed, any(o.error is not None for o in outcomes), outcomes)
+    broken = any(o.error is not None for o in outcomes)
+    return Check(CHECK_SCHEMA, failed, broken, outcomes, sweep.assumed)
 
 
 def _urgency(outcome: Outcome) -> tuple[bool, bool, bool, int]:
@@ -46,7 +47,12 @@ def _outcome(name: str, row: SweepRow, card: CardFit | None, budget: Budget, nby
     runs = card is None or card.fit not in _REFUSED
     stands = (card.fit, card.why, card.condition, card.missing_bytes) if card is not None else (None, "", "", 0)
     passed = margin >= 0 and runs
-    return Outcome(name, row.model, gpu, budget.metric, budget.level, limit, nbytes, margin, passed, None, *stands)
+    high = card.device_high_bytes if card is not None and budget.metric == "device" else None
+    fit, why, condition, missing = stands
+    return Outcome(
+        name, row.model, gpu, budget.metric, budget.level, limit, nbytes, margin, passed, None, fit, why, condition,
+        missing, high,
+    )  # fmt: skip
 
 
 def _meter(card: CardFit, metric: str) -> int:

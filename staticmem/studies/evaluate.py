@@ -29,7 +29,7 @@ OPTIMIZER_OPTIONS = tuple(
 @dataclass(frozen=True)
 class Row:
     """One configuration. Bytes at its live peak; `method` says where it is from: "run", or "arrays" from other runs.
-    `cards` are those that it was compared with."""
+    `cards` are those that it was compared with, `assumed` what its request does not say."""
 
     request: Request
     mode: str
@@ -41,6 +41,7 @@ class Row:
     optimizer: int | None
     method: str
     cards: tuple[CardFit, ...] = ()
+    assumed: tuple[str, ...] = ()
 
 
 Outcome = Row | StaticmemError

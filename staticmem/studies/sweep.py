@@ -35,7 +35,7 @@ from staticmem.studies.evaluate import (
 from staticmem.studies.largest import largest_size, no_card
 from staticmem.studies.points import Point, points, settings_of, varying
 from staticmem.studies.sizing_search import Grown
-from staticmem.studies.study import key_of
+from staticmem.studies.study import assumed_batch, key_of
 
 METERS = ("live", "device")
 CHUNK = 24  # replayed configurations of a task: enough to share steps, few enough to show progress
@@ -133,6 +133,7 @@ def run(
     if meter not in (None, *METERS):
         raise UsageError(f"unknown meter '{meter}'", f"It is one of {', '.join(METERS)}.", "Use live.", "SM134")
     meter = meter or ("device" if gpus else "live")
+    asked = bool(gpus)
     if meter == "device" and not gpus:
         from staticmem.studies.device import DEFAULT_GPU
 
@@ -152,9 +153,12 @@ def run(
         outcomes.update(zip(indices, results, strict=True))
         done(len(outcomes) - count)
     rows = tuple(_row(point, outcomes[point.index]) for point in configurations)
+    assumed = {text for outcome in outcomes.values() if isinstance(outcome, Row) for text in outcome.assumed}
+    if meter == "device" and not asked:
+        assumed.add(f"{gpus[0]}: no GPU is named (--gpu)")
     meters = ("live", "allocated", "reserved", "device") if meter == "device" else ("live",)
     models = tuple(dict.fromkeys(p.model for p in configurations))
-    return Sweep(SCHEMA, models, varying(configurations), meters, slugs, rows)
+    return Sweep(SCHEMA, models, varying(configurations), meters, slugs, rows, tuple(sorted(assumed)))
 
 
 def with_largest(
@@ -282,16 +286,31 @@ def measure(
         study = Study.open(path, Request())
     except Exception as error:
         return [of_exception(error)] * len(requests)
-    if device and largest is None:
-        return device_rows(study, requests, gpus, done)
-    if device and largest is not None:
-        rows = []
+    if not device:
+        outcomes = [live_only(outcome, gpus) for outcome in evaluate(study, requests, done)]
+    elif largest is None:
+        outcomes = device_rows(study, requests, gpus, done)
+    else:
+        outcomes = []
         for request in requests:
-            rows.append(_with_largest(study, request, gpus, largest))
+            outcomes.append(_with_largest(study, request, gpus, largest))
             if done is not None:
                 done(1)
-        return rows
-    return [live_only(outcome, gpus) for outcome in evaluate(study, requests, done)]
+    return [_with_assumptions(study, outcome, largest) for outcome in outcomes]
+
+
+def _with_assumptions(study: Study, outcome: Outcome, largest: Grown | None) -> Outcome:
+    """A row with what its request leaves to a default that moves the figure most: the batch, and whether it trains."""
+    if isinstance(outcome, StaticmemError):
+        return outcome
+    request = outcome.request
+    assumed = []
+    if request.batch is None and (largest is None or largest.dim is not None):
+        sizes, notes = assumed_batch(study.model, dict(request.dims or {}))
+        assumed += [f"batch {size}: none is given (--batch)" for size in set(sizes.values()) if notes]
+    if outcome.mode == "infer" and request.mode is None:
+        assumed.append("inference: no optimizer is named (--optimizer)")
+    return replace(outcome, assumed=tuple(assumed))
 
 
 def _with_largest(study: Study, request: Request, gpus: Sequence[str], largest: Grown) -> Outcome:

@@ -304,3 +304,28 @@ def test_a_switch_is_true_or_false(tmp_path: Path) -> None:
     path.write_text(f"version: 1\nchecked: 2026-11-21\ncards:\n  a: {{{card}}}\n", encoding="utf-8")
     with pytest.raises(UsageError, match=r"cards\.a\.usual is 'perhaps'"):
         gpus.load(path)
+
+
+DRIVERS = {
+    "NVIDIA GeForce RTX 3090": "rtx-3090",
+    "GeForce RTX 4060 Ti 16 GB": "rtx-4060-ti-16gb",
+    "Tesla V100-SXM2-16GB": "v100-16gb",
+    "Tesla V100": "v100-16gb",
+    "NVIDIA A100-SXM4-80GB": "a100-sxm-80gb",
+    "NVIDIA A100 80GB PCIe": "a100-pcie-80gb",
+    "NVIDIA H100 80GB HBM3": "h100-sxm-80gb",
+    "NVIDIA RTX A6000": "a6000",
+    "NVIDIA RTX 6000 Ada Generation": "rtx-6000-ada",
+    "AMD Instinct MI300X": "mi300x",
+}
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_names_of_drivers_and_shops_are_found(name: str) -> None:
+    assert gpus.find(name).slug == DRIVERS[name]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA", "GeForce", "rtx", "GeForce RTX 4090 Laptop GPU"])
+def test_a_brand_or_another_card_is_no_card_of_the_catalog(name: str) -> None:
+    with pytest.raises(UsageError, match="unknown GPU"):
+        gpus.find(name)

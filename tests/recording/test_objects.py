@@ -129,6 +129,7 @@ def test_a_module_that_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_errors() -> None:
     assert "int is not a model" in error_of(3).what
+    assert error_of(torch.nn.ReLU).hint == "Example: ReLU(...)"  # the class in place of an object
     assert "without inputs" in error_of(torch.nn.ReLU()).what
     assert "inputs are given with a file" in error_of(MODELS / "resnet18.pt2", (image(2),)).what
     program = torch.export.load(MODELS / "resnet18.pt2")
@@ -141,6 +142,7 @@ def test_errors() -> None:
     failed = error_of(Wild(), (torch.empty(2, 2),))
     assert "torch.export cannot export Wild" in failed.what
     assert "\n" not in failed.why
+    assert failed.hint.startswith("Call the model once with inputs of these sizes")
 
 
 @pytest.mark.parametrize("other", [torch.zeros(()), torch.zeros(1, 8), torch.zeros(64, 8)], ids=lambda x: str(x.dim()))

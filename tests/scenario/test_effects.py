@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import staticmem
-from staticmem.errors import StaticmemError
+from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.model import Report
-from staticmem.scenario.request import OPTIONS
+from staticmem.scenario.request import OPTIONS, request_of
 
 BLOCKS = Path(__file__).parents[1] / "data" / "graphs" / "mlp_blocks.pt2"
 
@@ -107,3 +107,13 @@ def test_what_a_preset_sets_is_no_idle_option() -> None:
     assert [note.text for note in report.warnings if note.code == "SM302"] == [
         "the preset (hf-trainer) is not used: inference was asked for"
     ]
+
+
+def test_a_scaler_over_gradients_in_float16_is_refused() -> None:
+    options = {"optimizer": "adam", "dtype": "fp16", "grad_scaler": True}
+    with pytest.raises(UsageError, match="cannot unscale gradients in float16") as caught:
+        request_of(options).scenario()
+    assert caught.value.code == "SM230"
+    request_of({**options, "optimizer_impl": "fused"}).scenario()  # its own kernel divides them
+    with pytest.raises(UsageError, match="cannot unscale"):
+        request_of({**options, "optimizer_impl": "fused", "clip_grad_norm": True}).scenario()

@@ -77,7 +77,7 @@ def test_levels_and_scenarios_of_a_config(tmp_path: Path, peak: int, capsys: pyt
         ("large", False),
         ("small", True),
     ]
-    assert run(capsys, both, "-q")[1].startswith("1 of 2 budgets exceeded, by at most ")
+    assert run(capsys, both, "-q")[1].startswith("1 of 2 budgets exceeded, by ")
 
 
 def test_what_cannot_be_analysed_is_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,29 @@ def test_markdown_begins_with_the_headline() -> None:
 def test_headlines() -> None:
     assert check_text.headline(made(("a", 2**29, "error"))) == "1 budget kept; the tightest leaves 512.00 MiB."
     over = made(("a", 2**31, "error"), ("b", 1, "error"), ("c", 3 * 2**30, "warning"))
-    assert check_text.headline(over) == "2 of 3 budgets exceeded (1 of them warnings), by at most 2.00 GiB."
+    assert check_text.headline(over) == "2 of 3 budgets exceeded (1 of them warnings), the worst by 2.00 GiB."
+
+
+def test_what_nobody_said_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = run(capsys, str(MODEL), "--budget", "device=60GiB")
+    assert code == 0
+    lines = [line.strip() for line in out.splitlines() if "assumed:" in line]
+    assert lines == [
+        "assumed: batch 1: none is given (--batch)",
+        "assumed: h100-sxm-80gb: no GPU is named (--gpu)",
+        "assumed: inference: no optimizer is named (--optimizer)",
+    ]
+    named = ("--batch", "2", "--gpu", "l4", "--optimizer", "adam", "--budget", "device=60GiB")
+    assert "assumed:" not in run(capsys, str(MODEL), *named)[1]
+
+
+def test_a_kept_budget_that_the_upper_estimate_exceeds_is_said() -> None:
+    limit = 2**30
+    kept = Outcome(
+        "a", "m.pt2", "l4", "device", "error", limit, limit - 1, 1, True, None, "fits", "", "", 0, limit + 2**29
+    )
+    text = check_text.render(Check("s", False, False, (kept,)))
+    assert "l4: 1.00 GiB may be exceeded: the upper estimate is 1.50 GiB" in text
 
 
 def test_the_action_and_the_hook_run_check() -> None:

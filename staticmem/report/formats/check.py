@@ -25,7 +25,8 @@ def headline(check: Check, view: View = PLAIN) -> str:
         warnings = sum(o.level == "warning" for o in over)
         mild = f" ({warnings} of them warnings)" if warnings else ""
         text = f"{len(over)} of {_count(len(check.outcomes))} {'exceeded' if worst < 0 else 'not kept'}{mild}"
-        text += f", by at most {view.size(-worst)}" if worst < 0 else ""
+        text += f", the worst by {view.size(-worst)}" if worst < 0 and len(over) > 1 else ""
+        text += f", by {view.size(-worst)}" if worst < 0 and len(over) == 1 else ""
         refused = next((o for o in over if _refusal(o, view)), None)
         text += f"; {refused.gpu}: {_refusal(refused, view)}" if refused is not None else ""
         return f"{text}; {unknown}." if unknown else f"{text}."
@@ -48,9 +49,14 @@ def _refusal(o: Outcome, view: View) -> str:
 
 def _standing(o: Outcome, view: View) -> str:
     """What is to be known of the card of a budget beside its figures; empty for nothing."""
-    if o.condition and o.passed:
-        return f"on condition of {o.condition}"
-    return f"tight: {o.why}" if o.passed and o.why else _refusal(o, view)
+    if not o.passed:
+        return _refusal(o, view)
+    parts = [f"on condition of {o.condition}"] * bool(o.condition)
+    if o.why and not o.condition:
+        parts.append(f"tight: {o.why}")
+    if o.high_bytes is not None and o.high_bytes > o.limit_bytes:
+        parts.append(f"{view.size(o.limit_bytes)} may be exceeded: the upper estimate is {view.size(o.high_bytes)}")
+    return "; ".join(parts)
 
 
 def render(check: Check, view: View = PLAIN) -> str:
@@ -70,6 +76,7 @@ def render(check: Check, view: View = PLAIN) -> str:
     text.lines += [""] * bool(said)
     for line in said:
         text.wrap(line, "    ", "  - ")
+    text.add_assumptions(check.assumed)
     return text.end()
 
 
@@ -99,7 +106,7 @@ def render_markdown(check: Check, view: View = PLAIN) -> str:
     rows = [(marks[_mark(o)], code(_metric(o)), *_sizes(o, view), code(_configuration(o))) for o in check.outcomes]
     listed = table(["", *HEADS], rows)
     said = dict.fromkeys(f"- {o.gpu}: {_standing(o, view)}" for o in check.outcomes if _standing(o, view))
-    notes = "".join(f"\n{escape(line)}" for line in said)
+    notes = "".join(f"\n{escape(line)}" for line in [*said, *(f"- assumed: {one}" for one in check.assumed)])
     return f"**{escape(headline(check, view))}**\n\n{listed}\n{notes}{chr(10) * bool(notes)}"
 
 

@@ -97,7 +97,7 @@ def _model(text: Text, report: Report) -> None:
         line += f" in {', '.join([f'{name} {size(part.bytes)}' for name, part in parameters.by_dtype.items()])}"
     frozen = parameters.count - parameters.trainable_count
     rows.append(("parameters", line + (f", {format_count(frozen)} of them frozen" if frozen else "")))
-    step = "inference"
+    step = "inference under torch.no_grad()"
     if scenario.mode == "train":
         step = f"training, {optimizer_name(scenario) or 'no optimizer'}, loss {scenario.loss}"
     elif scenario.mode == "generate":

@@ -35,13 +35,15 @@ def render(sweep: Sweep, view: View = PLAIN) -> str:
     for row in sweep.rows:
         if row.error is not None:
             text.wrap(f"{row.index + 1}: {row.error.what}. {row.error.why} [{row.error.code}]", "    ", "  ")
+    text.add_assumptions(sweep.assumed)
     return text.end()
 
 
 def render_markdown(sweep: Sweep, view: View = PLAIN) -> str:
     """What it comes to, and the table."""
     heads, *rows = [[escape(cell) for cell in row] for row in cells_of(sweep, view)]
-    return f"**{escape(verdict(sweep, view))}**\n\n{table(heads, rows)}\n"
+    assumed = "".join(f"\n- assumed: {escape(one)}" for one in sweep.assumed)
+    return f"**{escape(verdict(sweep, view))}**\n\n{table(heads, rows)}\n{assumed}{chr(10) * bool(assumed)}"
 
 
 def _colour(row: int, column: int, text: str) -> str:

@@ -133,15 +133,13 @@ def _check(request: Request) -> None:
 
 # -- on the card that was used -----------------------------------------------------------------------------------------
 
-_SXM = re.compile(r"sxm\d*|hbm3")  # an H100 whose name has its memory's is an SXM module
-
 
 def card_of(name: str, total: int) -> str | None:
     """The slug of the card that the driver calls `name` and that has about `total` bytes; None where none fits.
 
     `NVIDIA GeForce RTX 4090` is `rtx-4090`; of cards sold with several memories the closest counts.
     """
-    parts = set(re.findall(r"[a-z0-9]+", _SXM.sub("sxm", name.lower())))
+    parts = set(re.findall(r"[a-z0-9]+", gpus.named_by_driver(name)))
     fitting = []
     for slug, gpu in gpus.cards().items():
         model = {word for word in slug.split("-") if not re.fullmatch(r"\d+gb", word)}
