@@ -178,11 +178,11 @@ def _give_head_its_own_weight(model: Any) -> None:
     """
     import torch
 
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is None or embedding is None:
+    head = model.get_output_embeddings()
+    if head is None:  # nor may it have embeddings at all
         return
     weight: Any = getattr(head, "weight", None)
-    if weight is getattr(embedding, "weight", None) and weight is not None:
+    if weight is getattr(model.get_input_embeddings(), "weight", None) and weight is not None:
         head.weight = torch.nn.Parameter(torch.empty_like(weight), weight.requires_grad)
 
 
@@ -254,9 +254,10 @@ def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str
             built.add("attention_mask", torch.int64, [batch, tokens])
     elif main == "pixel_values":
         images = config if hasattr(config, "num_channels") else getattr(config, "vision_config", config)
+        channels = getattr(images, "num_channels", None) or _channels(model)
         sides = getattr(images, "image_size", None) or 224
         height, width = sides if isinstance(sides, (list, tuple)) else (sides, sides)
-        image = [batch, ("", images.num_channels), example.of("height", height), example.of("width", width)]
+        image = [batch, ("", channels), example.of("height", height), example.of("width", width)]
         built.add(main, model.dtype, image)
     elif main == "input_values":
         built.add(main, model.dtype, [batch, example.of("samples", 16000)])
@@ -271,6 +272,13 @@ def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str
     elif config.is_encoder_decoder and "decoder_input_ids" in taken:
         built.add("decoder_input_ids", torch.int64, [batch, targets])
     return built
+
+
+def _channels(model: Any) -> int:
+    """Of the images of a model whose config does not say it: what its first convolution takes."""
+    import torch
+
+    return next((int(m.in_channels) for m in model.modules() if isinstance(m, torch.nn.Conv2d)), 3)
 
 
 def _add_labels(built: Built, taken: Any, batch: tuple[str, int], tokens: tuple[str, int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -380,12 +381,21 @@ def _has_plain_tensors(module: torch.nn.Module) -> bool:
     return any(value.is_cpu for child in _modules(module) for _, value in _plain_tensors(child))
 
 
-State = list[tuple[torch.nn.Module, dict[str, Any]]]
+State = list[tuple[torch.nn.Module, dict[str, Any], list[tuple[OrderedDict[str, Any], dict[str, Any]]]]]
 
 
 def _state(module: torch.nn.Module) -> State:
-    """The attributes of all modules, containers copied."""
-    return [(child, _copied(child.__dict__)) for child in _modules(module)]
+    """The attributes of all modules, containers copied. Of those with an order, as hooks are in, the content: handles
+    that remove hooks hold the container itself.
+    """
+    return [
+        (
+            child,
+            _copied(own := child.__dict__),
+            [(held, dict(held)) for held in own.values() if type(held) is OrderedDict],
+        )
+        for child in _modules(module)
+    ]
 
 
 def _modules(module: torch.nn.Module) -> list[torch.nn.Module]:
@@ -403,9 +413,12 @@ def _modules(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _restore(state: State) -> None:
-    for child, attributes in state:
+    for child, attributes, ordered in state:
         child.__dict__.clear()
         child.__dict__.update(_copied(attributes))
+        for held, content in ordered:
+            held.clear()
+            held.update(content)
 
 
 def _reset(tensor: torch.Tensor, data: torch.Tensor, requires_grad: bool) -> None:

@@ -291,3 +291,11 @@ def test_a_part_of_a_config_has_the_type_that_stands_beside_it() -> None:
         text = Config(own)
         assert architecture_child._dtype_of(text, Config(of_all, text)) == expected
     assert architecture_child._dtype_of(whole := Config(None, Config(half)), whole) == half
+
+
+def test_what_a_config_does_not_say_of_images_and_embeddings() -> None:
+    with torch.device("meta"):
+        module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Conv2d(5, 8, 3))
+    assert architecture_child._channels(module) == 5
+    module.get_output_embeddings = lambda: None  # and as a network of images it has no get_input_embeddings
+    architecture_child._give_head_its_own_weight(module)

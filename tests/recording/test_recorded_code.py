@@ -229,6 +229,36 @@ def test_modes_have_nothing_of_each_other() -> None:
     assert bases(graph_of(model)) == ["add"]  # of the second step
 
 
+def test_hooks_that_the_first_call_installs_are_installed_once() -> None:
+    """As transformers has it: outputs of layers are collected by hooks, which the first forward puts on them."""
+
+    class Collects(nn.Module):  # type: ignore[misc]
+        hooked = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.Linear(8, 8, device="meta"), nn.Linear(8, 4, device="meta")
+            self.kept: list[Any] = []
+
+        def forward(self, x: Any) -> Any:
+            if not self.hooked:
+                self.layer.register_forward_hook(lambda module, args, result: self.kept.append(result * 2))
+                self.hooked = True
+            self.layer(x)
+            features = torch.cat(self.kept, -1)
+            self.kept.clear()
+            return self.head(features)
+
+    module = Collects()
+    handle = module.head.register_forward_hook(lambda module, args, result: None)
+    model = recorded(module, torch.zeros(2, 8, device="meta"))
+    for training in (False, True):
+        assert bases(graph_of(model, training=training)).count("mul") == 1
+    assert not module.layer._forward_hooks
+    handle.remove()  # it knows the container of its hook
+    assert not module.head._forward_hooks
+
+
 def test_convolutions_have_the_layout_of_cudnn() -> None:
     """`contiguous` copies what a convolution of channels-last input gives, and is recorded where nothing is to copy."""
 
