@@ -21,7 +21,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import FUNCTION, HOOK, REQUIRES_GRAD, REQUIRES_NO_GRAD, Frame, Graph, Op, Ref, Value
 from staticmem.ops import lookup
 from staticmem.ops.dispatch import call, fallback
-from staticmem.ops.registry import Rule
+from staticmem.ops.registry import Rule, in_place
 from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.passes.frames.policy import Stack, common_depth
 from staticmem.passes.frames.releases import Releases, releases_of
@@ -535,12 +535,25 @@ class Interpreter:
                 code="SM178",
             )
         values = [self._described(name, args) for name in op.outputs]
-        outs = fallback(self.e, op.target, args, values)
+        if self._writes_over(op, args, values):
+            self.e.kernel(op.target)
+            outs = [args[0]]
+        else:
+            outs = fallback(self.e, op.target, args, values)
         self.unknown[op.target] += 1
         self.unknown_bytes[op.target] += sum(t.nbytes for t in outs)
         if any(t.grad_fn is not None for t in outs):
             self.unknown_kept.add(op.target)
         return outs
+
+    def _writes_over(self, op: Op, args: Sequence[Any], values: Sequence[Value]) -> bool:
+        """Whether an op without a rule writes its only result over its first argument, as its name says, and has no
+        history: then it makes no tensor but what its kernel holds."""
+        if not in_place(op.base) or len(values) != 1 or not args or not isinstance(args[0], Tensor):
+            return False
+        of_result, tensors = values[0], [arg for arg in args if isinstance(arg, Tensor)]
+        same = (of_result.shape, of_result.dtype) == (args[0].shape, args[0].dtype)
+        return same and not self.e.needs_grad(*tensors)
 
     def _reads_guesses(self, op: Op) -> bool:
         """Whether what an op reads follows from a result whose sizes data decide: those are a guess (`_described`), so

@@ -32,7 +32,7 @@ from staticmem.ir.record import record
 from staticmem.ops import kinds_of
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
-from staticmem.passes.parameters import outer_matrices, projected_weights, values_of_loss
+from staticmem.passes.parameters import left_frozen, outer_matrices, projected_weights, values_of_loss
 from staticmem.scenario.losses import ITSELF, has_terms
 from staticmem.scenario.selection import Policy
 from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, HELD, OF_THE_MODEL, ON_GPU, Scenario
@@ -175,6 +175,7 @@ class _Step:
                 apart = projected_weights(graph, scenario.low_rank)
             optimizer = optimizers.make(e, scenario, with_gradient, {ids[name] for name in apart if name in ids})
             optimizer.make_state()
+            self._make_state_of_other_call(parameters)
         if scenario.grad_scaler:
             from staticmem.engine.gradients import GradScaler  # few steps have one
 
@@ -220,6 +221,18 @@ class _Step:
         result = self._result(outputs, loss, [*notes, *region_notes, *of_optimizer], len(with_gradient))
         received = self.received & read  # once: both have an entry for each parameter
         return result, trained, {k for k, p in enumerate(parameters) if id(p) in received}
+
+    def _make_state_of_other_call(self, parameters: Sequence[Tensor]) -> None:
+        """The optimizer's state of parameters that another call of the code trains, and this one does not."""
+        graph, env = self.graph, self.interpreter.env
+        other = graph.recorded.other_call if graph.recorded is not None else None
+        if other is None:
+            return
+        of_loss = [other.outputs[graph.outputs.index(name)] for name in self.of_loss]
+        here = values_of_loss(graph, self.of_loss) - left_frozen(graph)
+        names = values_of_loss(other, of_loss) - left_frozen(other) - here
+        trained = {id(env[name]) for name in names if name in env}
+        optimizers.make(self.e, self.scenario, [p for p in parameters if id(p) in trained]).make_state()
 
     # -- set-up --------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from staticmem.errors import DimensionError
@@ -31,6 +32,7 @@ from staticmem.ir.graph import (
     Ref,
     Region,
     Value,
+    with_other_call,
 )  # fmt: skip
 from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, check_conditions, export_command
 
@@ -40,6 +42,12 @@ _NUMBER = re.compile("-?[0-9]{1,12}")
 _MOST = 1 << 21  # values of a program, and items of the functions that it calls: more than those of 100,000 ops
 _DEEPEST = 1000  # module calls within each other: Python's limit of calls is reached before
 _LONGEST = 4096  # characters of a path of modules
+CALLS_DIFFER = Note(
+    "warning",
+    "SM388",
+    "the code does not run the same in each call (it counts its calls, or keeps more after each): the figure is of the "
+    "second call, and the band reaches to what another of the first six takes; calls behind them may take more",
+)
 _LONGEST_WORD = 100  # characters of the op in the names of its results
 
 
@@ -151,17 +159,27 @@ class _Programs:
         try:
             if dtype in dtypes.HALVES and asked in (halved := self.modes("halved")) and amp in (None, dtype):
                 program, recorded_amp = halved[asked]
-                return _Program(self.model, self.binding, training, recorded_amp, amp, dtype).graph(program)
+                make = partial(_Program, self.model, self.binding, training, recorded_amp, amp, dtype)
+                return self.graph(program, make)
             recorded = self.modes("programs")
             for key in (asked, (training, False), (not training, amp is not None), (not training, False)):
                 if key in recorded:
                     program, recorded_amp = recorded[key]
-                    decoder = _Program(self.model, self.binding, key[0], recorded_amp, amp)
-                    decoder.notes += [_other_mode(asked)] if key != asked else []
-                    return decoder.graph(program)
+                    notes = [_other_mode(asked)] if key != asked else []
+                    make = partial(_Program, self.model, self.binding, key[0], recorded_amp, amp)
+                    return self.graph(program, make, notes)
         except fields.MALFORMED as error:
             raise written.damaged(self.model.path, str(error)) from error
         raise written.damaged(self.model.path, "it has no program of this mode")
+
+    def graph(self, program: Mapping[str, Any], decoder: Callable[[], _Program], notes: Sequence[Note] = ()) -> Graph:
+        """The graph of a program, which has that of another call with it where calls differ."""
+        graph = decoder().graph(program)
+        graph = replace(graph, notes=(*graph.notes, *notes))
+        if "other_call" not in program:
+            return graph
+        graph = replace(graph, notes=(*graph.notes, CALLS_DIFFER))
+        return with_other_call(graph, decoder().graph(fields.mapping(program["other_call"])))
 
 
 class _Program:
@@ -232,7 +250,7 @@ class _Program:
         recorded = Recorded(
             last_held, lasting, kept, regions, self.functions, loss, enables_grad, frozenset(self.read_again), unread,
             dict(zip(outputs, shapes, strict=bool(shapes))),
-            self.cast is not None,
+            self.cast is not None, None,
             *self.model.input_embeddings,
         )  # fmt: skip
         return Graph(

@@ -44,6 +44,8 @@ number of the value that is made next. A program has
 - `outputs`, their shapes `output_shapes` (older recordings do not have this key), and `output_names`: what each is
   called in what the model returns (`frontends.output_names`), if any has a name; `lasting`: values that the module
   keeps when its forward has returned
+- `other_call`, where calls of the code differ: the program of a later call that is unlike this one, the second, without
+  `modes`. Older recordings do not have this key
 
 An argument that is a string begins with what it is: `%3` is the value `next - 3`; `@1` the parameter (or input) that is
 1 after the last one named so, and `#1` the buffer; `=` is an expression of sizes, `:` a dtype, `'` a text, `~` a float

@@ -281,6 +281,7 @@ class Recorded:
         unread: values that module calls are given and that none of their ops reads, by the frame of the call.
         output_shapes: shapes of the outputs by name, where the recording has them. A step checks them when it has run.
         cast: the code ran in the module cast to 16 bits, so that the dtypes of ops are those of the cast module.
+        other_call: the graph of a call that is unlike this one, of code that counts its calls or keeps more after each.
         input_embeddings: modules whose results `enable_input_require_grads()` of transformers makes require a gradient.
         requires_input_grads: that was called.
     """
@@ -296,8 +297,17 @@ class Recorded:
     unread: Mapping[Frame, tuple[str, ...]] = field(default_factory=dict)
     output_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     cast: bool = False
+    other_call: Graph | None = None
     input_embeddings: tuple[str, ...] = ()
     requires_input_grads: bool = False
+
+
+def with_other_call(graph: Graph, other: Graph) -> Graph:
+    """The graph of a call of recorded code that knows another call, which knows it."""
+    assert graph.recorded is not None
+    assert other.recorded is not None
+    knowing = replace(other, recorded=replace(other.recorded, other_call=graph))
+    return replace(graph, recorded=replace(graph.recorded, other_call=knowing))
 
 
 @record(frozen=True, slots=True)

@@ -69,25 +69,32 @@ def record_addcdiv(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2
 @rule("lerp")
 def lerp(e: Eager, self: Tensor, end: Tensor, weight: Tensor | Scalar) -> Tensor:
     """A number as weight: saves nothing. A tensor: it is saved, self and end too where it needs a gradient."""
-    if not isinstance(weight, Tensor):
+    if isinstance(weight, Tensor):
+        out = e.pointwise("aten.lerp.Tensor", self, end, weight)
+    else:
         out = e.pointwise("aten.lerp.Scalar", self, end)
+    record_lerp(e, out, self, self, end, weight)
+    return out
+
+
+def record_lerp(e: Eager, out: Tensor, self: Tensor, original: Tensor, end: Tensor, weight: Tensor | Scalar) -> None:
+    """Autograd's part of `lerp`; `original` is what self was before an op in place."""
+    if not isinstance(weight, Tensor):
         e.record("LerpBackward0", out, [self, end], [Formula((1,), scale_grad), Formula((0,), scale_grad)])
-        return out
-    out = e.pointwise("aten.lerp.Tensor", self, end, weight)
+        return
 
     def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         rest = e.pointwise("aten.rsub.Scalar", weight)
         return e.pointwise("aten.mul.Tensor", grad_of(grads), rest)
 
     def by_weight(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        difference = e.pointwise("aten.sub.Tensor", end, self)
+        difference = e.pointwise("aten.sub.Tensor", end, original)
         return e.pointwise("aten.mul.Tensor", grad_of(grads), difference)
 
     wants = e.needs_grad(weight)
-    saves = [end if wants else None, self if wants else None, weight]
+    saves = [end if wants else None, original if wants else None, weight]
     formulas = [Formula((1,), times(weight)), Formula((0,), by_self), Formula((2,), by_weight)]
     e.record("LerpBackward1", out, [self, end, weight], formulas, saves)
-    return out
 
 
 @rule("pow", autocast="float32")
@@ -168,6 +175,16 @@ def pow_(e: Eager, self: Tensor, exponent: Tensor | Scalar) -> Tensor:
     original = clone_for_backward(e, self, self, other)
     out = inplace(e, self, "aten.pow_.Scalar")
     record_pow(e, out, self, original or self, exponent)
+    return out
+
+
+@rule("lerp_")
+def lerp_(e: Eager, self: Tensor, end: Tensor, weight: Tensor | Scalar) -> Tensor:
+    """In place, else as `lerp`: what a weight that needs a gradient reads of the input is cloned first."""
+    by_tensor = weight if isinstance(weight, Tensor) else None
+    original = clone_for_backward(e, self, by_tensor) if by_tensor is not None else None
+    out = inplace(e, self, "aten.lerp_.Scalar")
+    record_lerp(e, out, self, original or self, end, weight)
     return out
 
 

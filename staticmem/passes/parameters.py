@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from staticmem.errors import UsageError
-from staticmem.ir.graph import Graph, Note, Parameter, Ref
+from staticmem.ir.graph import REQUIRES_GRAD, REQUIRES_NO_GRAD, Graph, Note, Parameter, Ref
 from staticmem.ops.registry import in_place
 from staticmem.passes.layers import LINEAR, layers_of
 from staticmem.scenario.adapters import ALL_LINEAR
@@ -170,6 +170,17 @@ def values_of_loss(graph: Graph, outputs: Iterable[str]) -> Set[str]:
         if op.grad and (not values.isdisjoint(op.outputs) or op.target in writing):
             values.update(op.refs())
     return values
+
+
+def left_frozen(graph: Graph) -> Set[str]:
+    """The values of parameters that the code of a recording leaves switched off (`requires_grad_(False)`)."""
+    frozen: set[str] = set()
+    for op in graph.ops:
+        if op.target == REQUIRES_NO_GRAD:
+            frozen.update(op.refs())
+        elif op.target == REQUIRES_GRAD:
+            frozen.difference_update(op.refs())
+    return frozen
 
 
 def outer_matrices(graph: Graph) -> Set[str]:

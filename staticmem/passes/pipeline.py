@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticmem.frontends import decode
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Edit, Graph, Note
+from staticmem.ir.graph import Edit, Graph, Note, with_other_call
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
@@ -617,7 +617,11 @@ def for_step(
         scenario.quantize, scenario.inplace_abn, scenario.experts, scenario.context,
         scenario.dtype if scenario.dtype in dtypes.HALVES else None,
     )  # fmt: skip
-    return run(passes, graph, asked)
+    graph = run(passes, graph, asked)
+    if graph.recorded is None or graph.recorded.other_call is None:
+        return graph
+    other = run(passes, graph.recorded.other_call, asked)
+    return graph.version(f"other call {id(other)}", lambda call: with_other_call(call, other))
 
 
 __all__ = ["DECODER", "IN_PLACE", "STEP", "Pass", "bind", "edit_lines", "for_step", "passes_to_leave_out", "run"]

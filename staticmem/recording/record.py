@@ -45,6 +45,7 @@ from staticmem.version import __version__
 # alone, as batch norm does (`F._verify_batch_size`), is no condition of inference
 Mode = tuple[bool, torch.dtype | None]
 MODES: tuple[Mode, ...] = ((False, None), (True, None), (False, torch.bfloat16), (True, torch.bfloat16))
+MOST_CALLS = 4  # behind the second one: until one is like a call before it
 
 
 def record(
@@ -233,16 +234,38 @@ class _Call:
             watched_hooks(watch),
         ):
             before = _attributes(self.module)
-            program = self._called(watch, training, amp)
+            call = partial(self._called, watch, training, amp)
+            program = call()
             # a step, or a call in a loop, is the second one: what its module keeps from the call before is there.
             # Where a call leaves nothing and changes nothing, the second is like the first
             if watch.keeps_values() or _attributes(self.module) != before:
-                watch.start()
-                program = self._called(watch, training, amp)
-        watch.program, watch.paused = program, True
-        watch.finish()
-        program.dtypes = watch.dtypes
+                first, program = watch.memory_of(program), self._again(watch, call)
+                if watch.memory_of(program) != first:
+                    program.other_call = self._other_call(watch, program, call)
+        watch.paused = True
         return program
+
+    def _again(self, watch: Watch, call: Callable[[], Program]) -> Program:
+        """The next call."""
+        watch.start()
+        return call()
+
+    def _other_call(self, watch: Watch, second: Program, call: Callable[[], Program]) -> Program | None:
+        """The last of the calls behind the second one that is unlike all before it, as where the code counts its calls
+        or keeps more after each; None where they are like it."""
+        other, asked = None, len(self.env.guards)
+        seen = [watch.memory_of(second)]
+        try:
+            for _ in range(MOST_CALLS):
+                later = self._again(watch, call)
+                if (memory := watch.memory_of(later)) in seen:
+                    break
+                seen.append(memory)
+                other = later
+        except Exception:  # what the code does in the second call holds
+            watch.program = Program()
+        del self.env.guards[asked:]  # conditions are those of the second call
+        return other
 
     def _called(self, watch: Watch, training: bool, amp: torch.dtype | None) -> Program:
         """The ops of one call, whose results are dropped then."""
@@ -263,6 +286,7 @@ class _Call:
         watch.program, watch.paused = Program(), True  # of what ends from here on no op is the last
         del result, outputs
         watch.paused = False
+        watch.end_call(program)
         return program
 
     def _range(self, symbol: Any) -> list[int | None]:

@@ -69,7 +69,10 @@ class Rows:
         programs.setdefault(json.dumps(row), []).append((training, amp))
 
     def row(self, program: Program, training: bool, amp: str | None) -> dict[str, Any]:
-        return _Numbering(self, written.usual_flags(training, amp)).program(program)
+        row = _Numbering(self, written.usual_flags(training, amp)).program(program)
+        if program.other_call is not None:
+            row["other_call"] = self.row(program.other_call, training, amp)
+        return row
 
     def function(self, row: dict[str, Any]) -> int:
         return self._functions.setdefault(json.dumps(row), len(self._functions))

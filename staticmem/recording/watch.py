@@ -40,6 +40,7 @@ class Program:
 
     def __init__(self) -> None:
         self.ops: list[list[Any]] = []
+        self.shapes: list[list[Any]] = []  # of the results of each op, as PyTorch has them
         self.released: list[list[int]] = []  # after each op
         self.regions: list[list[Any]] = []
         self.given_to_regions: list[list[int]] = []  # values of their arguments
@@ -50,11 +51,13 @@ class Program:
         self.functions: list[dict[str, Any]] = []
         self.kept: list[list[Any]] = []  # values from the call before: [value, dtype, shape, base]
         self.lasting: list[int] = []
+        self.lasting_shapes: list[list[Any]] = []
         self.released_before: list[int] = []  # those of them that Python lets go of before the first op
         self.outputs: list[int] = []
         self.output_shapes: list[list[Any]] = []
         self.output_names: list[str] = []  # what they are called in what the model returns
         self.dtypes: dict[int, str] = {}  # of values
+        self.other_call: Program | None = None  # of a later call, where calls differ
 
     def let_go(self, values: Sequence[int]) -> None:
         """Python has just let go of these values."""
@@ -143,12 +146,26 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         switched = self.needs != self._needed_at_first
         return alive or switched or bool(self.replaced) or self.buffers.keys() != self.registered(self.buffers).keys()
 
-    def finish(self) -> None:
-        """The caller has dropped the results: what is alive is kept by the module."""
+    def end_call(self, program: Program) -> None:
+        """The caller has dropped the results of a call: what is alive is kept by the module."""
         for storage, values in self.by_storage.items():
             if storage not in self.owned:
-                self.program.lasting += self.current(values)
-        self.program = Program()  # the next run ends what this one kept
+                program.lasting += self.current(values)
+        program.lasting_shapes = [
+            self.sizes.shape(self.layouts[value][0]) for value in program.lasting if value in self.layouts
+        ]
+        program.dtypes = self.dtypes
+
+    def memory_of(self, program: Program) -> tuple[Any, ...]:
+        """What decides the memory of a call: its ops with the shapes of their results, and what the module keeps; in
+        training also which parameters are switched on and off."""
+        switches = [self.targets.get(target) for target in (written.REQUIRES_GRAD, written.REQUIRES_NO_GRAD)]
+        ops = [
+            (target, flags, [self.sizes.shape(shape) for shape in shapes])
+            for (target, _, flags, *_), shapes in zip(program.ops, program.shapes, strict=True)
+            if torch.is_grad_enabled() or target not in switches
+        ]
+        return ops, program.lasting_shapes
 
     def current(self, values: Sequence[int]) -> list[int]:
         """Those of the values that tensors are now: an op that returns its argument, as `type_as` where nothing is to
@@ -296,6 +313,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
     def write(self, target: str, args: list[Any], kwargs: dict[str, Any], outputs: list[int], flags: int) -> None:
         number_of = self.targets.setdefault(target, len(self.targets))
         self.program.ops.append([number_of, self.stack, flags, args, kwargs, outputs])
+        self.program.shapes.append([self.layouts[value][0] for value in outputs if value in self.layouts])
         self.program.released.append([])
 
     def factory(self, tensor: torch.Tensor) -> int:

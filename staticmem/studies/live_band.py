@@ -88,13 +88,15 @@ class LiveBand:
         if self.heaviest is not None:
             peak, most = self.lifetimes.peak_bytes, self._peak(self.heaviest.result)
             return (peak, most) if most > peak else None
-        if len(self.graph.ops) > BAND_LIMIT or (self.rank is not None and self.result.compiled is None):
+        of_rank = self.rank is not None and self.result.compiled is None
+        if len(self.graph.ops) > BAND_LIMIT or (of_rank and self.other_call is None):
             return None
         graph, peak = self.graph, self.lifetimes.peak_bytes
         low, high = peak, peak
-        if self._is_open:
+        if self._is_open or self.other_call is not None:
             peaks = [peak, *(step.peak_bytes for step in self._steps_besides)]
             low, high = min(peaks), max(peaks)
+        if self._is_open:
             less, more = moved_by_stored_tensors(graph, self.result.trace)
             kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
             low, high = low - less - kept[0], high + more + kept[1]
@@ -108,7 +110,8 @@ class LiveBand:
     @property
     def ends(self) -> tuple[Lifetimes, ...] | None:
         """The steps whose peaks, with the expected one, are the bounds; None where more than that moves them."""
-        steps = self._steps_besides if self._is_open and len(self.graph.ops) <= BAND_LIMIT else ()
+        is_open = self._is_open or self.other_call is not None
+        steps = self._steps_besides if is_open and len(self.graph.ops) <= BAND_LIMIT else ()
         peaks = [self.lifetimes.peak_bytes, *(step.peak_bytes for step in steps)]
         bounds = self.bounds or (self.lifetimes.peak_bytes,) * 2
         return steps if bounds == (min(peaks), max(peaks)) else None
@@ -116,10 +119,21 @@ class LiveBand:
     @cached_property
     def _steps_besides(self) -> tuple[Lifetimes, ...]:
         """The steps that the band has besides the expected one."""
+        if self.other_call is not None:
+            return (self.other_call,)
         least = least_of_training(self.graph, self.scenario, self.lifetimes)
         if not self.scenario.training:
             least = least_on_fused_path(self.result.notes, self.lifetimes)
         return self._open_steps if least is None else (*self._open_steps, least)
+
+    @cached_property
+    def other_call(self) -> Lifetimes | None:
+        """The step of another call of the code of a recording, where its calls differ."""
+        recorded = self.graph.recorded
+        if recorded is None or recorded.other_call is None:
+            return None
+        result = step_of(self.model, recorded.other_call, self.scenario)[0]
+        return liveness(result.trace if self.rank is None else self.rank(result).trace)
 
     @property
     def _is_open(self) -> bool:

@@ -75,6 +75,8 @@ def _ternary() -> list[Case]:
         call("aten::addcdiv", f(4, 3), f(4, 3), f(4, 3), value=0.5),
         call("aten::lerp.Scalar", f(4, 3), f(4, 3), 0.5),
         call("aten::lerp.Tensor", f(4, 3), f(4, 3), f(3)),
+        call("aten::lerp_.Scalar", f(4, 3), f(4, 3), 0.5),
+        call("aten::lerp_.Tensor", f(4, 3), f(4, 3), f(3)),
         call("aten::rsub.Scalar", f(4, 3), 1.0),
         call("aten::rsub.Tensor", f(4, 3), f(3)),
         call("aten::rsub.Scalar", i(4), 1),

@@ -74,9 +74,11 @@ def peak(
     loss: Callable[[Any], Any] = torch.mean,
     outputs: str = "dropped",
     dtype: torch.dtype = torch.float32,
+    calls: int = 2,
 ) -> int:
     """The peak of the second step of training with an optimizer, of two forwards without: what the module keeps from
-    the first is there in the second, and its result where the loop holds the `outputs`. `dtype` is that of inputs."""
+    the first is there in the second, and its result where the loop holds the `outputs`. `dtype` is that of inputs;
+    `calls`: another step than the second, and so many forwards."""
     meter = Meter()
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build().train(optimizer is not None)
@@ -85,22 +87,22 @@ def peak(
             meter.see(tensor)
         if optimizer is None:
             with meter, torch.no_grad():
-                for _ in range(2):
+                for _ in range(calls):
                     result = model(*inputs)
                     if outputs == "dropped":
                         del result
         else:
-            _train(meter, model, inputs, optimizer, loss, outputs == "held")
+            _train(meter, model, inputs, optimizer, loss, outputs == "held", calls)
         meter.settle()
     return meter.peak
 
 
 def _train(
-    meter: Meter, model: Any, inputs: Sequence[Any], optimizer: str, loss: Callable[[Any], Any], held: bool
+    meter: Meter, model: Any, inputs: Sequence[Any], optimizer: str, loss: Callable[[Any], Any], held: bool, calls: int
 ) -> None:
     with meter:
         steps = OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad])
-        for _ in range(2):
+        for _ in range(calls):
             meter.peak = meter.now
             steps.zero_grad()
             if held:

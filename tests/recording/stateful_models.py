@@ -159,6 +159,42 @@ class FreezesItself(Coded):
         return F.relu(self.inner(y)) + y
 
 
+class TrainsInTurn(Coded):
+    """Trains one of two layers in each call."""
+
+    step = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = nn.Linear(256, 256)
+
+    def middle(self, x: Any) -> Any:
+        self.inner.requires_grad_(self.step % 2 == 0)
+        self.other.requires_grad_(self.step % 2 == 1)
+        self.step += 1
+        return F.relu(self.other(F.relu(self.inner(x))))
+
+
+class KeepsThree(Coded):
+    """Has the results of the last three calls, and adds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[Any] = []
+
+    def middle(self, x: Any) -> Any:
+        self.history = [*self.history, F.relu(self.inner(x)).detach()][-3:]
+        return F.relu(self.inner(sum(self.history)))
+
+
+class KeepsAll(KeepsThree):
+    """Has the results of all calls."""
+
+    def middle(self, x: Any) -> Any:
+        self.history.append(F.relu(self.inner(x)).detach())
+        return F.relu(self.inner(self.history[-1]))
+
+
 class ScalesGradient(Coded):
     """A hook that gives another gradient, by a tensor of the forward."""
 
@@ -241,6 +277,7 @@ class CheckpointsInFunctions(Coded):
         return self.inner(checkpoint(outside, x, use_reentrant=False))
 
 
+UNEQUAL = (TrainsInTurn, KeepsThree, KeepsAll)  # calls of these differ
 STATEFUL = (
     DataAveraged, DataProjected, DataClamped, DataSwapped, BufferAssigned, BufferInVariable,
     HistoryKept, HistoriesKept, HistoryHasAnother, LetGoFirst, KeepsGraphOfCtx, Adversary, FreezesItself,

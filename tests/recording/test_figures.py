@@ -33,3 +33,19 @@ def test_peaks_are_those_of_a_run(cls: Any) -> None:
             report = Study(model, request_of({"batch": batch, "outputs": outputs, **options})).report
             expected = real_steps.peak(cls, [(batch, WIDTH)], optimizer=optimizer, outputs=outputs)
             assert report.peak.live_bytes == expected, (batch, optimizer, outputs)
+
+
+@pytest.mark.parametrize("cls", stateful_models.UNEQUAL, ids=lambda c: c.__name__)
+def test_bands_have_the_calls_that_differ(cls: Any) -> None:
+    module, inputs = on_meta(cls)
+    model = RecordedModel("<m>", record(module, inputs), "pt2")
+    for batch, optimizer in ((24, "adam"), (700, "sgd")):
+        report = Study(model, request_of({"batch": batch, "optimizer": optimizer, "loss": "mean"})).report
+        peaks = [
+            real_steps.peak(cls, [(batch, WIDTH)], optimizer=optimizer, outputs="held", calls=n) for n in (2, 3, 4)
+        ]
+        band = report.peak.bands["live"]
+        assert report.peak.live_bytes == peaks[0], (batch, optimizer)
+        assert band.low == min(peaks)
+        assert band.high >= max(peaks)
+        assert any(note.code == "SM388" for note in report.warnings)

@@ -41,3 +41,27 @@ def test_an_export_does_not_have_it() -> None:
     assert "inputs and results are kept for backward" in text
     (text,) = notes(Study.open(exported, request_of({"mode": "infer"})))
     assert "nothing is kept for backward" in text
+
+
+class NamedInPlace(torch.nn.Module):  # type: ignore[misc]
+    """Its running rank is written in place by an op that has no rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("angle", torch.ones(1000, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.angle.heaviside_(self.angle)
+        y: torch.Tensor = self.inner(x)
+        return y
+
+
+def test_an_op_in_place_without_history_makes_no_tensor() -> None:
+    def peak(model: torch.nn.Module) -> Study:
+        return Study.open(model, request_of({"optimizer": "sgd", "loss": "mean"}), (torch.empty(4, WIDTH),))
+
+    study, plain = peak(NamedInPlace().train()), peak(torch.nn.Linear(WIDTH, WIDTH).train())
+    assert "heaviside_" in notes(study)[0]
+    assert study.lifetimes.peak_bytes == plain.lifetimes.peak_bytes + 4 * 1000 * WIDTH

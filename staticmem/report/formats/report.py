@@ -134,6 +134,8 @@ def _left_open(report: Report) -> str:
         return "the tokens that go to a rank's experts"
     if WHOLE in scenario.compile or scenario.parallel is not None:  # nothing else is open then
         return "the compiled code of some ops"
+    if any(note.code == "SM388" for note in report.warnings):
+        return "which call of the code it is"
     unsaid = [UNSAID[code][0] for code in UNSAID if code in codes]
     if unsaid:
         return unsaid[0]
