@@ -129,9 +129,10 @@ def check(args: argparse.Namespace) -> int:
         why = "Neither the config nor the command line sets one."
         hint = "Add --budget live=20GiB, or `budgets: [{metric: live, limit: 20 GiB}]` to the config."
         raise UsageError("no budgets to check", why, hint, "SM210")
-    meter = "live" if all(budget.metric == "live" for budget in budgets) else "device"
     configurations = points(config, args.model, settings.given(args), {})
     cards = tuple(gpus or config.gpus)
+    # a card that is named has its verdict, which live memory alone does not say
+    meter = "live" if not cards and all(budget.metric == "live" for budget in budgets) else "device"
     _warn_of_idle_options(configurations)
     with Progress("configurations", args.quiet) as bar:
         outcome = compare(run(configurations, cards, meter, jobs=args.jobs, progress=bar.update), budgets)

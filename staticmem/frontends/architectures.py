@@ -8,6 +8,7 @@ has the model recorded.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -203,6 +204,8 @@ def _check(path: str, key: str, value: Any) -> None:
         raise ModelFileError(what, why, hint, "SM147")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
+    if isinstance(value, float) and math.isinf(value):
+        return  # "no limit" is infinite, as that of Mamba 2's time steps; a size cannot be
     most = MOST_PARTS if _PARTS.search(key) else MOST
     if not -MOST <= value <= most:
         why = f"'{key[:60]}' is {str(value)[:30]}, and at most {most:,} is taken."

@@ -188,7 +188,8 @@ class Outcome:
 
     `margin_bytes` is what the limit leaves; below zero the budget failed. None where the configuration could not be
     analysed, as `error` says. `fit`, `why`, `condition` and `missing_bytes` are the verdict on the card, as in `gpu` of
-    a report: a step that does not fit it, or that it cannot run, passes no budget of it. `fit` is None of live memory.
+    a report: a step that does not fit it, or that it cannot run, passes no budget of it. Of live memory they are those
+    of the card that stands worst, where cards are named and no other budget is of them, and `fit` is None without.
     `high_bytes` is the upper end of the band of device memory, None of other meters.
     """
 

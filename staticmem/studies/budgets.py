@@ -33,11 +33,17 @@ def _of_row(row: SweepRow, budgets: Sequence[Budget]) -> Iterator[Outcome]:
         elif budget.metric == "live":
             assert row.live_bytes is not None
             alone = all(other.metric == "live" for other in budgets)  # else the budgets of cards say it
-            card = next((card for card in row.cards if card.fit in _REFUSED), None) if alone else None
-            yield _outcome(name, row, card, budget, row.live_bytes)
+            yield _outcome(name, row, _worst(row.cards) if alone else None, budget, row.live_bytes)
         else:
             for card in row.cards:
                 yield _outcome(name, row, card, budget, _meter(card, budget.metric))
+
+
+def _worst(cards: Sequence[CardFit]) -> CardFit | None:
+    """The card of which most is to be said: that does not run the step, else on a condition, else barely; None where
+    the step fits all."""
+    said = [card for card in cards if card.fit in _REFUSED or card.condition or card.why]
+    return min(said, key=lambda card: (card.fit not in _REFUSED, not card.condition), default=None)
 
 
 def _outcome(name: str, row: SweepRow, card: CardFit | None, budget: Budget, nbytes: int) -> Outcome:

@@ -54,6 +54,15 @@ def test_a_name_may_have_commas(tmp_path: Path) -> None:
     assert (found.name, found.options) == (str(folder / "config.json"), {"seq": "8"})
 
 
+def test_a_limit_may_be_infinite(tmp_path: Path) -> None:
+    """Mamba 2 says so of its time steps."""
+    text = json.dumps({**LLAMA, "model_type": "mamba2", "time_step_limit": [0.0, float("inf")]})
+    assert "Infinity" in text
+    assert read_config(str(config(tmp_path, text)))["time_step_limit"] == [0.0, float("inf")]
+    with pytest.raises(ModelFileError, match="not built"):
+        read_config(str(config(tmp_path, {**LLAMA, "vocab_size": 10**400})))
+
+
 @pytest.mark.parametrize(
     ("given", "code"),
     [

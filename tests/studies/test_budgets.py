@@ -57,6 +57,23 @@ def test_outcomes_are_those_of_the_reports() -> None:
     assert not found.failed  # what is exceeded is a warning
 
 
+@pytest.mark.parametrize(("batch", "gpu"), [(32, "v100-16gb"), (64, "2900MiB"), (64, "2700MiB")])
+def test_a_budget_of_live_memory_has_the_verdict_on_a_card_that_is_named(
+    batch: int, gpu: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a condition, tight, and too small by what the allocator holds beside live memory."""
+    words = (str(MODEL), "--no-config", "--batch", str(batch), "--optimizer", "adam", "--gpu", gpu)
+    report = analyze(MODEL, batch=batch, optimizer="adam", gpu=gpu)
+    assert report.gpu is not None
+    code, out = run(capsys, *words, "--budget", "live=1TiB", "-f", "json")
+    (outcome,) = json.loads(out)["outcomes"]
+    said = report.gpu
+    assert (outcome["fit"], outcome["why"], outcome["condition"]) == (said.fit, said.why, said.condition)
+    assert (outcome["passed"], code) == ((True, 0) if said.fit != "does not fit" else (False, 1))
+    assert outcome["gpu"] is not None
+    assert run(capsys, *words[:-2], "--budget", "live=1TiB")[0] == 0
+
+
 def config(tmp_path: Path, **more: object) -> str:
     path = tmp_path / "ci.yaml"
     document = {"version": 1, "model": str(MODEL), "train": {"optimizer": "adam", "batch": 4}, **more}
