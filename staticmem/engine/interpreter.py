@@ -89,7 +89,8 @@ class Interpreter:
         self.stack: Stack = ()
         self.unknown: Counter[str] = Counter()
         self.unknown_bytes: Counter[str] = Counter()
-        self.unknown_kept: set[str] = set()  # those whose inputs and results are kept for backward; reruns add to it
+        # those whose inputs and results are kept for backward, with the bytes of these and of gradients; reruns add
+        self.unknown_kept: Counter[str] = Counter()
         self.guesses: set[str] | None = None  # names of values whose sizes are guessed, once somebody asks
         self.covered: Counter[str] = Counter()
         if releases is None:
@@ -543,7 +544,9 @@ class Interpreter:
         self.unknown[op.target] += 1
         self.unknown_bytes[op.target] += sum(t.nbytes for t in outs)
         if any(t.grad_fn is not None for t in outs):
-            self.unknown_kept.add(op.target)
+            inputs = [a for a in args if isinstance(a, Tensor)]
+            gradients = [t for t in inputs if self.e.needs_grad(t)]
+            self.unknown_kept[op.target] += sum(t.nbytes for t in (*outs, *inputs, *gradients))
         return outs
 
     def _writes_over(self, op: Op, args: Sequence[Any], values: Sequence[Value]) -> bool:

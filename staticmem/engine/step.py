@@ -58,7 +58,8 @@ class StepResult:
     covered: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
     unknown_bytes: Counter[str] = field(default_factory=Counter)
-    unknown_kept: frozenset[str] = frozenset()  # of which inputs and results are kept for backward
+    # those of which inputs and results are kept for backward, with the bytes of these and of their gradients
+    unknown_kept: Counter[str] = field(default_factory=Counter)
     loss: str | None = None
     output_shapes: tuple[tuple[int, ...], ...] = ()
     trained: int = 0  # parameters that received a gradient
@@ -586,7 +587,7 @@ class _Step:
             covered=i.covered,
             unknown=i.unknown,
             unknown_bytes=i.unknown_bytes,
-            unknown_kept=frozenset(i.unknown_kept),
+            unknown_kept=i.unknown_kept,
             loss=loss,
             output_shapes=tuple(t.shape for t in outputs),
             trained=trained,

@@ -141,6 +141,18 @@ def gather(e: Eager, self: Tensor, dim: int, index: Tensor, sparse_grad: bool = 
     return out
 
 
+@rule("take")
+def take(e: Eager, self: Tensor, index: Tensor) -> Tensor:
+    """Saves its input and the index; backward puts into zeros like the input."""
+    out = e.empty(index.shape, self.dtype, kernel="aten.take.default")
+
+    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        return e.empty_like(self, kernel="aten.zeros_like.default")
+
+    e.record("TakeBackward0", out, [self], [Formula((0,), gradient)], [self, index])
+    return out
+
+
 @rule("take_along_dim")
 def take_along_dim(e: Eager, self: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """As `gather`, after both are broadcast over the other dimensions and indices are wrapped, which is a copy."""

@@ -9,8 +9,10 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
+from staticmem.ops.indexing import index_select
 from staticmem.ops.onnx import Context, integer, real, text, translation
 from staticmem.ops.pointwise import grad_of, gradient_like
 from staticmem.ops.registry import rule
@@ -44,12 +46,18 @@ def repeat(e: Eager, self: Tensor, repeats: Any) -> Tensor:
 
 
 @rule("repeat_interleave")
-def repeat_interleave(e: Eager, self: Tensor, repeats: Any, dim: int | None = None, **_: Any) -> Tensor:
-    """An integer count: unsqueeze, expand, clone and flatten (Repeat.cpp)."""
-    if not isinstance(repeats, int):
-        raise ValueError("repeat_interleave by a tensor has a size that only its values tell")
+def repeat_interleave(
+    e: Eager, self: Tensor, repeats: Any, dim: int | None = None, output_size: int | None = None
+) -> Tensor:
+    """An integer count: unsqueeze, expand, clone and flatten (Repeat.cpp). Counts in a tensor: a selection by indices
+    that are made of them, of `output_size`."""
     source = reshape(e, self, (self.numel,)) if dim is None else self
     axis = source.dim(dim if dim is not None else 0)
+    if not isinstance(repeats, int):
+        if output_size is None:
+            raise ValueError("repeat_interleave by a tensor without output_size has a size that only its values tell")
+        index = e.empty((output_size,), dtypes.int64, kernel="aten.repeat_interleave.Tensor")
+        return index_select(e, source, axis, index)
     wide = unsqueeze(e, source, axis + 1)
     wide = expand(e, wide, (*source.shape[: axis + 1], repeats, *source.shape[axis + 1 :]))
     return flatten(e, clone(e, wide, contiguous=True), axis, axis + 1)

@@ -17,7 +17,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, integer, text, translation
-from staticmem.ops.pointwise import grad_of, gradient_like, inplace, same
+from staticmem.ops.pointwise import clone_for_backward, end_statement, grad_of, gradient_like, inplace, same
 from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
 from staticmem.units import exactly
 
@@ -191,24 +191,140 @@ def select_scatter(e: Eager, self: Tensor, src: Tensor, dim: int, index: int) ->
     return out
 
 
+@rule("diagonal_scatter")
+def diagonal_scatter(e: Eager, self: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """A copy; backward makes zeros and a copy for the old value, a view of the gradient for the diagonal."""
+    first, second = self.dim(dim1), self.dim(dim2)
+    out = e.empty_like(self, kernel="aten.diagonal_scatter.default")
+
+    def window(strides: layout.Strides) -> layout.Strides:
+        rest = [s for i, s in enumerate(strides) if i not in (first, second)]
+        return (*rest, strides[first] + strides[second])
+
+    _record_window(e, out, self, src, window)
+    return out
+
+
+def _record_flat_put(e: Eager, out: Tensor, self: Tensor, index: Tensor, source: Tensor, add: bool) -> None:
+    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        e.empty_like(source, kernel="aten.zeros_like.default")
+        return e.empty_like(grad_of(grads), kernel="aten.put.default")
+
+    formulas = [Formula((0,), same if add else by_self), Formula((1,), gradient_like(index, "aten.take.default"))]
+    e.record("PutBackward0", out, [self, source], formulas, [index, source if e.needs_grad(source) else None])
+
+
+@rule("put")
+def put(e: Eager, self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Saves the index, and the source where it needs a gradient; the old value's gradient is a copy with zeros put in,
+    that of the source its elements."""
+    out = e.empty_like(self, kernel="aten.put.default")
+    _record_flat_put(e, out, self, index, source, accumulate)
+    return out
+
+
+@rule("put_")
+def put_(e: Eager, self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """In place, else as `put`."""
+    out = inplace(e, self, "aten.put_.default")
+    _record_flat_put(e, out, self, index, source, accumulate)
+    return out
+
+
 @rule("scatter_reduce")
 def scatter_reduce(
     e: Eager, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """Saves input, index, source and result; of a sum the old value gets the whole gradient, the source its elements.
-
-    Other reductions are stated as a sum: their masks and counts are left out.
-    """
+    A mean counts the elements, a maximum or minimum finds them again: up to seven tensors of their sizes."""
     out = e.empty_like(self, kernel="aten.scatter_reduce.two")
-    formulas = [Formula((0, 1), _sum_gradients(src))]
-    e.record("ScatterReduceBackward0", out, [self, src], formulas, [index, self, src, out])
+    kernels = _Kernels("gather", "scatter_add", "scatter", True)
+    formula = Formula((0, 1), _gradients_of_reduction(self, src, out, reduce, include_self, kernels))
+    e.record("ScatterReduceBackward0", out, [self, src], [formula], [index, self, src, out])
     return out
 
 
-def _sum_gradients(src: Tensor) -> Any:
+@rule("scatter_reduce_")
+def scatter_reduce_(
+    e: Eager, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """In place, on a clone that is saved where a gradient is needed; else as `scatter_reduce`."""
+    original = clone_for_backward(e, self, self, src) or self
+    out = inplace(e, self, "aten.scatter_reduce_.two")
+    kernels = _Kernels("gather", "scatter_add", "scatter", True)
+    formula = Formula((0, 1), _gradients_of_reduction(original, src, out, reduce, include_self, kernels))
+    e.record("ScatterReduceBackward0", out, [self, src], [formula], [index, original, src, out])
+    return out
+
+
+@rule("index_reduce")
+def index_reduce(
+    e: Eager, self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """As `scatter_reduce`, of whole rows; it has no sum."""
+    out = e.empty_like(self, kernel="aten.index_reduce.default")
+    kernels = _Kernels("index_select", "index_add", "index_fill", False)
+    formula = Formula((0, 1), _gradients_of_reduction(self, source, out, reduce, include_self, kernels))
+    e.record("IndexReduceBackward0", out, [self, source], [formula], [index, self, source, out])
+    return out
+
+
+class _Kernels(NamedTuple):
+    """What the backward of a reduction by indices reads, adds up and masks with."""
+
+    pick: str
+    add: str
+    mask: str
+    asks_again: bool  # which elements are the largest
+
+
+def _gradients_of_reduction(
+    self: Tensor, src: Tensor, out: Tensor, reduce: str, include_self: bool, kernels: _Kernels
+) -> Any:
+    """torch/csrc/autograd/FunctionsManual.cpp, `scatter_reduce_backward` and `index_reduce_backward`: variables live
+    until their block ends, temporaries until their statement does. A product is stated as a mean, of which it has
+    at least the tensors."""
+
+    def of_mean(e: Eager, grad: Tensor) -> tuple[Tensor, Tensor]:
+        counts = e.empty_like(grad, kernel="aten.ones_like.default")
+        ones = e.empty_like(src, kernel="aten.ones_like.default")
+        added = e.empty_like(counts, kernel=f"aten.{kernels.add}.default")
+        end_statement(e, counts, ones)
+        end_statement(e, e.pointwise("aten.eq.Scalar", grad, dtype=dtypes.bool_))
+        by_self = e.pointwise("aten.div.Tensor", grad)
+        picked_counts = e.empty_like(src, kernel=f"aten.{kernels.pick}.default")
+        picked = e.empty_like(src, kernel=f"aten.{kernels.pick}.default")
+        by_src = e.pointwise("aten.div.Tensor", picked)
+        end_statement(e, picked, added, picked_counts)
+        return by_self, by_src
+
+    def of_extreme(e: Eager, grad: Tensor) -> tuple[Tensor, Tensor]:
+        value = e.empty(src.shape, out.dtype, kernel=f"aten.{kernels.pick}.default")
+        variables = [value]
+        for one, other in ((self, out), (src, value)):
+            equal = e.pointwise("aten.eq.Tensor", one, other, dtype=dtypes.bool_)
+            variables.append(e.empty_like(one, kernel="aten._to_copy.default"))
+            end_statement(e, equal)
+        variables.append(e.empty_like(self, kernel=f"aten.{kernels.add}.default"))
+        variables.append(e.pointwise("aten.div.Tensor", grad))
+        asks = [e.pointwise("aten.eq.Tensor", self, out, dtype=dtypes.bool_)] if kernels.asks_again else []
+        by_self = e.pointwise("aten.mul.Tensor", grad)
+        end_statement(e, *asks)
+        picked = e.empty_like(src, kernel=f"aten.{kernels.pick}.default")
+        asks = [e.pointwise("aten.eq.Tensor", src, value, dtype=dtypes.bool_)] if kernels.asks_again else []
+        by_src = e.pointwise("aten.mul.Tensor", picked)
+        end_statement(e, *asks, picked, *variables)
+        return by_self, by_src
+
     def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         grad = grad_of(grads)
-        return grad, e.empty(src.shape, grad.dtype, kernel="aten.gather.default")
+        if reduce == "sum":
+            by_self, by_src = grad, e.empty(src.shape, grad.dtype, kernel=f"aten.{kernels.pick}.default")
+        else:
+            by_self, by_src = (of_extreme if reduce in ("amax", "amin") else of_mean)(e, grad)
+        if not include_self:
+            by_self = e.empty_like(grad, kernel=f"aten.{kernels.mask}.value")
+        return by_self, by_src
 
     return formula
 

@@ -122,8 +122,11 @@ def sort_buffers(call: KernelCall) -> list[Temporary]:
 
 @rule("argsort")
 def argsort(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
-    """int64 indices without gradient; the sorted values are made and dropped."""
-    return sort(e, self)[1]
+    """int64 indices without gradient; the sorted values are made and dropped, and their history with them."""
+    enabled, e.grad_enabled = e.grad_enabled, False
+    indices = sort(e, self)[1]
+    e.grad_enabled = enabled
+    return indices
 
 
 @rule("argmax argmin")

@@ -44,12 +44,13 @@ Made = TypeVar("Made")
 def moved_by_unknown_ops(result: StepResult) -> tuple[int, int]:
     """Bytes by which the peak may be lower, and higher, where ops have no rule.
 
-    Where autograd makes a node of such an op, it is taken to save what it reads and makes (`ops.dispatch.fallback`). It
-    may save nothing of it; and its kernels may save factors of their own and hold temporaries, each as large as its
-    results: the backward of torch.linalg does both (torch/csrc/autograd/FunctionsManual.cpp).
+    Where autograd makes a node of such an op, it is taken to save what it reads and makes (`ops.dispatch.fallback`),
+    and to make gradients. It may save nothing of it and pass its gradient on. And its kernels may save factors of their
+    own and hold temporaries, each as large as its results, and in the backward as what it reads: those of torch.linalg
+    and of reductions by indices do (torch/csrc/autograd/FunctionsManual.cpp).
     """
-    kept = sum(result.unknown_bytes[target] for target in result.unknown_kept)
-    return kept, 2 * sum(result.unknown_bytes.values())
+    kept = sum(result.unknown_kept.values())
+    return kept, 2 * sum(result.unknown_bytes.values()) + kept
 
 
 class HasResult(Protocol):

@@ -488,8 +488,8 @@ def _unknown_ops(result: StepResult) -> list[Note]:
     unknown = {target: count for target, count in result.unknown.items() if target not in texts}
     if not unknown:
         return []
-    kept = sorted(result.unknown_kept.intersection(unknown))
-    others = sorted(unknown.keys() - result.unknown_kept)
+    kept = sorted(unknown.keys() & result.unknown_kept.keys())
+    others = sorted(unknown.keys() - result.unknown_kept.keys())
     notes = []
     for names, text in (
         (

@@ -14,7 +14,7 @@ LAYOUTS = (f(4, 6), f(4, 6).transposed, h(4, 6))
 def _gathers() -> list[Case]:
     cases: list[Case] = []
     for x in LAYOUTS:
-        for target, args in (("index.Tensor", ((i(3),),)), ("index.Tensor", ((i(2, 3),),)),
+        for target, args in (("take", (i(3, 2),)), ("index.Tensor", ((i(3),),)), ("index.Tensor", ((i(2, 3),),)),
                              ("index.Tensor", ((i(3), i(3)),)), ("index.Tensor", ((i(3, 1), i(5)),)),
                              ("index_select", (0, i(3))), ("index_select", (1, i(5))),
                              ("gather", (1, i(4, 2))), ("gather", (0, i(2, 6))), ("take_along_dim", (i(4, 2), 1)),
@@ -71,6 +71,17 @@ def _scatters() -> list[Case]:
         cases += [call("aten::slice_scatter", x, type(x)((2, 6), x.dtype), 0, 1, 3)]
         cases += [call("aten::select_scatter", x, type(x)((6,), x.dtype), 0, 1)]
         cases += [call("aten::scatter_reduce.two", x, 1, i(4, 2), src, "sum")]
+        for how in ("mean", "amax", "amin"):
+            cases += [call("aten::scatter_reduce.two", x, 1, i(4, 2), src, how)]
+            cases += [call("aten::scatter_reduce.two", x, 1, i(4, 2), src, how, include_self=False)]
+            cases += [call("aten::index_reduce", x, 1, i(2), src, how)]
+        cases += [
+            call("aten::put", x, i(3), type(x)((3,), x.dtype)),
+            call("aten::put_", x, i(3), type(x)((3,), x.dtype)),
+        ]
+        cases += [call("aten::put", x, i(3), type(x)((3,), x.dtype), True)]
+        cases += [call("aten::diagonal_scatter", x, type(x)((4,), x.dtype))]
+        cases += [call("aten::scatter_reduce_.two", x, 1, i(4, 2), src, "amax")]
     return cases
 
 

@@ -10,6 +10,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ops.indexing import index, take_along_dim
+from staticmem.ops.rearranging import repeat_interleave
 from staticmem.ops.registry import function_of
 
 
@@ -145,3 +146,12 @@ def test_one_hot_has_one_more_dimension() -> None:
     e.trace.begin("forward")
     made = function_of("aten::one_hot")(e, e.empty((2, 3), dtypes.int64), 7)
     assert (made.shape, made.dtype) == ((2, 3, 7), dtypes.int64)
+
+
+def test_a_repetition_by_a_tensor_has_the_size_that_is_given() -> None:
+    e = Eager()
+    e.trace.begin("forward")
+    repeated = repeat_interleave(e, e.empty((3, 2), dtypes.float32), e.empty((3,), dtypes.int64), 0, output_size=5)
+    assert repeated.shape == (5, 2)
+    with pytest.raises(ValueError, match="output_size"):
+        repeat_interleave(e, e.empty((3, 2), dtypes.float32), e.empty((3,), dtypes.int64), 0)
