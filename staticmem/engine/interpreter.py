@@ -591,7 +591,8 @@ class Interpreter:
             return DimensionError(
                 f"node '{op.name}' ({op.target}{where}) does not fit these sizes",
                 f"Reason: {error}.",
-                "A size is fixed in the export: choose sizes that fit it, or export with that dimension dynamic.",
+                "The model's code may not take these sizes (a U-Net takes multiples of 8 or 32), or the export fixed "
+                "one: choose others, or export at these.",
                 code="SM118",
             )
         return ModelFileError(

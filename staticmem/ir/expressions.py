@@ -86,6 +86,16 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
 }
 
 
+# How people write them: the sign between operands, and how strongly it binds
+_SIGNS = {
+    "Or": (" or ", 0), "And": (" and ", 1),
+    "Eq": (" == ", 2), "Ne": (" != ", 2), "Lt": (" < ", 2), "Le": (" <= ", 2), "Gt": (" > ", 2), "Ge": (" >= ", 2),
+    "Add": (" + ", 3),
+    "Mul": (" * ", 4), "FloorDiv": (" // ", 4), "CleanDiv": (" // ", 4), "Mod": (" % ", 4), "PythonMod": (" % ", 4),
+}  # fmt: skip
+_ASSOCIATIVE = ("Or", "And", "Add", "Mul")
+
+
 class _Parser:
     def __init__(self, text: str) -> None:
         if len(text) > MAX_LENGTH:
@@ -190,6 +200,29 @@ def _value(expression: Expr, symbols: Mapping[str, int]) -> Number:
     if not -MAX_VALUE <= result <= MAX_VALUE:
         raise _bad(str(expression), f"{function} gives more than any size")
     return result
+
+
+def readable(text: str) -> str:
+    """An expression as people write it: `batch * (height // 4) != 1` of `Ne(Mul(batch,FloorDiv(height,4)),1)`; a text
+    that is no expression stays as it is."""
+    try:
+        return _infix(parse(text))
+    except ModelFileError:
+        return text
+
+
+def _infix(expression: Expr, outer: str = "") -> str:
+    """`outer` is the function of which it is an operand."""
+    if not isinstance(expression, tuple):
+        return str(expression)
+    function, operands = expression
+    if function not in _SIGNS or len(operands) < 2:
+        return f"{function}({', '.join([_infix(operand) for operand in operands])})"
+    sign, strength = _SIGNS[function]
+    text = sign.join([_infix(operand, function) for operand in operands])
+    joins = function == outer and function in _ASSOCIATIVE
+    loose = outer in _SIGNS and strength <= _SIGNS[outer][1] and not joins
+    return f"({text})" if loose else text
 
 
 def symbols_of(expression: Expr) -> set[str]:

@@ -253,6 +253,9 @@ def check_conditions(
     condition = sizes.refusal(symbols)
     if condition is None:
         return
+    from staticmem.ir import expressions  # late: most files have none
+
+    condition = expressions.readable(condition)
     for spec in model.inputs:
         for axis, dim in enumerate(spec.shape or ()):
             condition = re.sub(rf"\b{re.escape(str(dim))}\b", f"{spec.name}[{axis}]", condition)

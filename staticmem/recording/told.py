@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from staticmem.ir.expressions import readable
+
 MOST_CONDITIONS = 3  # that a line names
 
 
@@ -24,7 +26,7 @@ def lines_of(document: Mapping[str, Any], axes: Sequence[Mapping[int, str]] | No
         lines.append(f"Fixed by the code: {', '.join(fixed)}")
     if others:
         more = f", and {len(others) - MOST_CONDITIONS} more" if len(others) > MOST_CONDITIONS else ""
-        lines.append(f"Recorded for sizes where {', '.join(others[:MOST_CONDITIONS])} holds{more}")
+        lines.append(f"Recorded for sizes where {', '.join(map(readable, others[:MOST_CONDITIONS]))}{more}")
     return lines
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from staticmem.errors import ModelFileError
-from staticmem.ir.expressions import MAX_DEPTH, evaluate, parse, symbols_of
+from staticmem.ir.expressions import MAX_DEPTH, evaluate, parse, readable, symbols_of
 
 Pair = tuple[str, int]  # a text as torch.export writes it, and its value
 SYMBOLS = {"s0": 7, "s53": 12, "u1": 3}
@@ -111,3 +111,17 @@ def test_any_text_is_a_value_or_a_message(text: str) -> None:
         pass
     except KeyError as error:
         assert error.args[0] in symbols_of(parse(text))  # noqa: PT017 - the symbol that has no value
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Ne(Mul(batch,FloorDiv(height,4)),1)", "batch * (height // 4) != 1"),
+        ("Eq(Mod(Add(s0,3),8),0)", "(s0 + 3) % 8 == 0"),
+        ("And(Lt(s0, 9), Or(Ne(s0, 3), Gt(s1, 2)))", "s0 < 9 and (s0 != 3 or s1 > 2)"),
+        ("Mul(Mul(2,s0),Max(s0,s1))", "2 * s0 * Max(s0, s1)"),
+        ("no expression", "no expression"),
+    ],
+)
+def test_an_expression_is_said_as_people_write_it(text: str, said: str) -> None:
+    assert readable(text) == said

@@ -146,7 +146,7 @@ def test_conditions_are_told() -> None:
     assert lines_of(document) == [
         "Open sizes: batch (not 1), seq (4 to 512)",
         "Fixed by the code: width = 3",
-        "Recorded for sizes where Eq(Mod(seq,4),0) holds",
+        "Recorded for sizes where seq % 4 == 0",
     ]
 
 
