@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -114,12 +114,27 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
     return {"lines": lines}
 
 
+def _on_meta(build: Callable[[], Any]) -> Any:
+    """What a constructor builds on the meta device. Some read numbers from tensors, which have none there: the rates of
+    stochastic depth from `linspace`, the widths of RegNet from `arange` and `tensor`. Those are on the CPU, the latter
+    two where they have to be: positions are added to weights.
+    """
+    try:
+        with _bounded("linspace"):
+            return build()
+    except (NotImplementedError, RuntimeError) as error:  # as `item()` and `tolist()` of a tensor on meta
+        if "meta tensor" not in str(error):
+            raise
+    with _bounded("linspace", "arange", "tensor"):
+        return build()
+
+
 @contextmanager
-def _bounded() -> Iterator[None]:
-    """Within it modules are built on the meta device, and not without end."""
+def _bounded(*on_cpu: str) -> Iterator[None]:
+    """Within it modules are built on the meta device, and not without end. `on_cpu`: what makes tensors on the CPU."""
     import torch
 
-    init_module, count, linspace = torch.nn.Module.__init__, 0, torch.linspace
+    init_module, count = torch.nn.Module.__init__, 0
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal count
@@ -128,14 +143,15 @@ def _bounded() -> Iterator[None]:
             raise FailedError("refused", f"it has more than {MOST_MODULES:,} modules")
         init_module(self, *args, **kwargs)
 
-    def on_cpu(*args: Any, **kwargs: Any) -> Any:  # constructors read the rates of stochastic depth from it
-        return linspace(*args, **{"device": "cpu", **kwargs})
+    def moved(name: str) -> Any:
+        make = getattr(torch, name)
+        return mock.patch.object(torch, name, lambda *args, **kwargs: make(*args, **{"device": "cpu", **kwargs}))
 
-    with (
-        mock.patch.object(torch.nn.Module, "__init__", init),
-        mock.patch.object(torch, "linspace", on_cpu),
-        torch.device("meta"),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.nn.Module, "__init__", init))
+        for name in on_cpu:
+            stack.enter_context(moved(name))
+        stack.enter_context(torch.device("meta"))
         yield
 
 
@@ -152,8 +168,8 @@ def _transformers(job: Mapping[str, Any]) -> Built:
         one.use_cache = False  # a step of training, or one forward: there is no next token
     dtype = getattr(torch, options["dtype"]) if "dtype" in options else _dtype_of(config, whole)
     chosen = {"attn_implementation": options.get("attention"), "dtype": dtype}
-    with _bounded():
-        model = cls._from_config(config, **{name: value for name, value in chosen.items() if value is not None})
+    given = {name: value for name, value in chosen.items() if value is not None}
+    model = _on_meta(lambda: cls._from_config(config, **given))
     if job["config"].get("tie_word_embeddings") is False:
         _give_head_its_own_weight(model)
     _widen_as_loading_does(model, config.dtype)
@@ -320,12 +336,12 @@ def _timm(job: Mapping[str, Any]) -> Built:
     name, example = job["name"], Example(job)
     if not timm.is_model(name):
         raise FailedError("unknown", "the installed timm has no model of this name")
-    with _bounded():
-        side = job["options"].get("size")
-        try:
-            model = timm.create_model(name, pretrained=False, **({"img_size": int(side)} if side else {}))
-        except TypeError:  # it takes images of any size
-            model = timm.create_model(name, pretrained=False)
+    side = job["options"].get("size")
+    try:
+        given = {"img_size": int(side)} if side else {}
+        model = _on_meta(lambda: timm.create_model(name, pretrained=False, **given))
+    except TypeError:  # it takes images of any size
+        model = _on_meta(lambda: timm.create_model(name, pretrained=False))
     if job["options"].get("checkpointing") == "yes":
         model.set_grad_checkpointing()
     channels, height, width = model.default_cfg["input_size"]
@@ -338,19 +354,23 @@ def _torchvision(job: Mapping[str, Any]) -> Built:
     name, example = job["name"], Example(job)
     if name not in models.list_models():
         raise FailedError("unknown", "the installed torchvision has no model of this name")
-    with _bounded():
-        try:
-            model = models.get_model(name, weights=None, weights_backbone=None)
-        except (TypeError, ValueError):  # it has no backbone of its own
-            model = models.get_model(name, weights=None)
+    try:
+        model = _on_meta(lambda: models.get_model(name, weights=None, weights_backbone=None))
+    except (TypeError, ValueError):  # it has no backbone of its own
+        model = _on_meta(lambda: models.get_model(name, weights=None))
     if "targets" in inspect.signature(model.forward).parameters or ".models.video" in type(model).__module__:
         raise FailedError("refused", "its inputs are not a batch of images: targets of a detector, or a video")
-    side = 224
-    weights = models.get_model_weights(name)
-    if len(weights):
-        transform = next(iter(weights)).transforms()
-        side = (getattr(transform, "crop_size", None) or getattr(transform, "resize_size", None) or [side])[0]
+    side = _image_side(models, name, model)
     return _with_images(job, model, example, 3, side, side)
+
+
+def _image_side(package: Any, name: str, model: Any) -> int:
+    """Of the images of a network of torchvision: the one that it is built for, else what its weights were made with."""
+    weights = package.get_model_weights(name)
+    transform = next(iter(weights)).transforms() if len(weights) else None
+    sizes = [getattr(transform, size, None) for size in ("crop_size", "resize_size")]
+    usual = next((size[0] for size in sizes if size), 224)
+    return int(getattr(model, "image_size", None) or usual)
 
 
 def _with_images(job: Mapping[str, Any], model: Any, example: Example, channels: int, height: int, width: int) -> Built:

@@ -299,3 +299,39 @@ def test_what_a_config_does_not_say_of_images_and_embeddings() -> None:
     assert architecture_child._channels(module) == 5
     module.get_output_embeddings = lambda: None  # and as a network of images it has no get_input_embeddings
     architecture_child._give_head_its_own_weight(module)
+
+
+def test_constructors_that_read_numbers_from_tensors() -> None:
+    """As RegNet's of torchvision; positions that are added to a weight stay on the meta device."""
+
+    class Stages(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            depths = torch.diff(torch.tensor([0, 1, 3])).tolist()
+            widths = (torch.arange(2) * 8 + 8).int().tolist()
+            self.stages = torch.nn.ModuleList(torch.nn.Linear(4, widths[i]) for i in (0, 1) for _ in range(depths[i]))
+
+    class Positions(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Parameter(torch.zeros(4, 2) + torch.arange(4)[:, None])
+
+    stages = architecture_child._on_meta(Stages)
+    assert [tuple(p.shape) for p in stages.parameters() if p.dim() == 2] == [(8, 4), (16, 4), (16, 4)]
+    for module in (stages, architecture_child._on_meta(Positions)):
+        assert {p.device.type for p in module.parameters()} == {"meta"}
+    with pytest.raises(RuntimeError, match="own"):
+        architecture_child._on_meta(mock.Mock(side_effect=RuntimeError("its own")))
+
+
+def test_the_side_of_images_of_torchvision() -> None:
+    class Package:
+        def get_model_weights(self, name: str) -> list[Any]:
+            made = mock.Mock(crop_size=[518], resize_size=[518])
+            return [] if name == "new" else [mock.Mock(transforms=lambda: made)]
+
+    built = torch.nn.Identity()
+    assert architecture_child._image_side(Package(), "net", built) == 518
+    assert architecture_child._image_side(Package(), "new", built) == 224
+    built.image_size = 384
+    assert architecture_child._image_side(Package(), "net", built) == 384
