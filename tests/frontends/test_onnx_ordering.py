@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
@@ -105,3 +105,55 @@ def test_nodes_in_any_order_are_answered(
         other.graph.node.extend(nodes)
         figure = live(other, f"{seed}.onnx")
         assert figure == expected if make is chain else figure > 0
+
+
+def exported() -> onnx.ModelProto:
+    """`relu(a(x)) - sigmoid(b(x)) * c(x)`, numbered as by the TorchScript exporter; `act` has no numbers."""
+    nodes = [
+        node("MatMul", ["x", "a.weight"], ["a"], name="/MatMul"),
+        node("Neg", ["a"], ["n"], name="/act/Neg"),
+        node("Relu", ["n"], ["r"], name="/act/Relu"),
+        node("MatMul", ["x", "b.weight"], ["b"], name="/MatMul_1"),
+        node("Sigmoid", ["b"], ["s"], name="/Sigmoid"),
+        node("MatMul", ["x", "c.weight"], ["c"], name="/MatMul_2"),
+        node("Mul", ["s", "c"], ["m"], name="/Mul"),
+        node("Sub", ["r", "m"], ["y"], name="/Sub"),
+    ]
+    proto = model(nodes, [value("x", [8, 64])], ["y"], [weight(f"{name}.weight", 64, 64) for name in "abc"])
+    proto.producer_name = "pytorch"
+    return proto
+
+
+def in_order(proto: onnx.ModelProto, order: Sequence[int]) -> onnx.ModelProto:
+    other = onnx.ModelProto()
+    other.CopyFrom(proto)
+    del other.graph.node[:]
+    other.graph.node.extend([proto.graph.node[index] for index in order])
+    return other
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        (3, 4, 5, 6, 0, 1, 2, 7),  # numbers of MatMul fall
+        (0, 1, 3, 2, 4, 5, 6, 7),  # a call of `act` is torn
+        (7, 6, 5, 4, 3, 2, 1, 0),  # not sorted at all
+    ],
+)
+def test_numbers_of_the_exporter_tell_the_order_of_the_code(order: Sequence[int], tmp_path: Path) -> None:
+    proto = exported()
+    expected = [op.outputs[0] for op in bound(proto, tmp_path).ops]
+    assert [op.outputs[0] for op in bound(in_order(proto, order), tmp_path).ops] == expected
+    report = staticmem.analyze(str(tmp_path / "model.onnx"))
+    assert [note.code for note in report.warnings if note.code == "SM274"] == ["SM274"]
+
+
+def test_numbered_files_of_other_tools_keep_their_order(tmp_path: Path) -> None:
+    proto = in_order(exported(), (3, 4, 5, 6, 0, 1, 2, 7))
+    proto.producer_name = "tf2onnx"
+    assert next(op.outputs[0] for op in bound(proto, tmp_path).ops) == "b"
+
+
+def test_an_export_keeps_its_order(tmp_path: Path) -> None:
+    bound(exported(), tmp_path)
+    assert "SM274" not in {note.code for note in staticmem.analyze(str(tmp_path / "model.onnx")).warnings}

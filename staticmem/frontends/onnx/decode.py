@@ -12,6 +12,7 @@ from staticmem.frontends.onnx.convert import Converter, array, tensor_value, wit
 from staticmem.frontends.onnx.fold import Folder
 from staticmem.frontends.onnx.metadata import Signature
 from staticmem.frontends.onnx.model import LARGE, OnnxModel
+from staticmem.frontends.onnx.ordering import NUMBERED, in_order_of_code
 from staticmem.frontends.onnx.reader import guarded
 from staticmem.ir.graph import Note, Value
 from staticmem.ir.model_file import Binding
@@ -73,6 +74,9 @@ def _decoded(model: OnnxModel, binding: Binding) -> Decoded:
     if binding.rebound:
         tensors.notes.append(_rebind(model, binding, net, proto, tensors.contents))
     notes = [*model.notes]
+    if model.producer.startswith("pytorch") and not structured and (order := in_order_of_code(net.nodes)):
+        net.nodes = order
+        notes = [NUMBERED]  # in place of that nodes were sorted
     if guessed:
         text = "the larger branch of If was taken, its condition depends on data"
         notes.append(Note("assumption", "SM256", text, guessed))

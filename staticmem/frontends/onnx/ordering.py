@@ -1,20 +1,33 @@
-"""Nodes of an ONNX file in an order in which each reads what earlier ones have made.
+"""Nodes of an ONNX file in an order in which each reads what earlier ones have made, and in that of the code.
 
 ONNX asks for that order (onnx/docs/IR.md, "Graphs"), and `onnx.checker` refuses others. The ONNX Runtime sorts them
 itself (`Graph::Resolve`), and some tools rely on it: `onnxruntime.transformers.float16` appends its casts to the end.
+
+Between branches ONNX leaves the order open, and a peak depends on it. PyTorch's exporters write nodes as the code ran
+and number them on the way, so their names still tell the code's order where a tool has written another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from staticmem.ir.graph import Note
+from staticmem.ir.onnx_graph import Node
 
 NOTE = Note(
     "warning",
     "SM274",
     "the nodes of the file are not in the order that ONNX asks for: they were sorted, as the ONNX Runtime does",
+)
+
+
+NUMBERED = Note(
+    "warning",
+    "SM274",
+    "the nodes of the file are not in the order in which PyTorch's exporter numbered them: they were put back into it",
 )
 
 
@@ -86,3 +99,88 @@ def _order(reads: Sequence[Sequence[str]], makes: Sequence[Sequence[str]]) -> li
                 state[index] = 2
                 order.append(index)
     return order
+
+
+def in_order_of_code(nodes: Sequence[Node]) -> list[Node] | None:
+    """Nodes of PyTorch's exporters as their names number them; None where they stand so already."""
+    numbered = list(_numbered(nodes).values())
+    if not any(_falls(numbers) for numbers in numbered) and not _has_torn_call(nodes):
+        return None
+    order = _by_numbers(nodes, numbered)
+    if order is None or order == list(range(len(nodes))):
+        return None
+    return [nodes[index] for index in order]
+
+
+def _numbered(nodes: Sequence[Node]) -> Mapping[str, list[tuple[int, int]]]:
+    """Nodes that an exporter counted together, in the order of the file: (number, position).
+
+    The TorchScript exporter counts `/path/Relu`, `/path/Relu_1`: for each path and op; `torch.export` counts its calls
+    (`node_relu`, `node_relu_1`). Nodes that a call was decomposed to (`node_Reshape_12`) are not among them, nor those
+    of PyTorch before 1.13 (`Reshape_12`): the exporters themselves move them.
+    """
+    groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for index, node in enumerate(nodes):
+        stem, _, digits = node.name.rpartition("_")
+        if not digits.isdecimal():
+            stem, digits = node.name, "0"
+        if node.op == "Constant" or stem in ("", node.op, f"node_{node.op}"):
+            continue
+        groups[stem].append((int(digits), index))
+    return groups
+
+
+def _falls(numbers: Sequence[tuple[int, int]]) -> bool:
+    return any(later[0] < earlier[0] for earlier, later in itertools.pairwise(numbers))
+
+
+def _has_torn_call(nodes: Sequence[Node]) -> bool:
+    """Whether nodes of another module stand within a call of a module without children, by the paths in names of the
+    TorchScript exporter. A module whose nodes are numbered may be called twice, and tells nothing."""
+    last: dict[str, int] = {}
+    torn: set[str] = set()
+    several: set[str] = set()
+    place = -1
+    for node in nodes:
+        path, slash, name = node.name.rpartition("/")
+        if not slash or node.op == "Constant":
+            continue
+        place += 1
+        if name.rpartition("_")[2].isdecimal():
+            several.add(path)
+        if last.setdefault(path, place) < place - 1:
+            torn.add(path)
+        last[path] = place
+    parents = {path.rpartition("/")[0] for path in last}
+    return bool(torn - several - parents - {""})
+
+
+def _by_numbers(nodes: Sequence[Node], numbered: Sequence[Sequence[tuple[int, int]]]) -> list[int] | None:
+    """Positions of nodes such that numbers rise and makers come before readers; what both leave open is as Python
+    evaluates an expression, operand after operand. None where there is no such order."""
+    makers = {name: index for index, node in enumerate(nodes) for name in node.outputs if name}
+    before: list[list[int]] = []
+    for index, node in enumerate(nodes):
+        needed = dict.fromkeys(makers[name] for name in node.inputs if makers.get(name, index) != index)
+        before.append(list(needed))
+    for group in numbered:
+        positions = [index for _, index in sorted(group)]
+        for earlier, later in itertools.pairwise(positions):
+            before[later].insert(0, earlier)
+    readers = [0] * len(nodes)
+    for needed_ones in before:
+        for index in needed_ones:
+            readers[index] += 1
+    # from the last node to the first: what the last placed one reads last stands right before it, constants first
+    free = sorted((i for i, count in enumerate(readers) if not count), key=lambda i: nodes[i].name)
+    order: list[int] = []
+    while free:
+        index = free.pop()
+        order.append(index)
+        freed: list[int] = []
+        for maker in before[index]:
+            readers[maker] -= 1
+            if not readers[maker]:
+                freed.append(maker)
+        free.extend(sorted(freed, key=lambda i: nodes[i].op == "Constant"))
+    return order[::-1] if len(order) == len(nodes) else None
