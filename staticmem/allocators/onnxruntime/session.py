@@ -12,6 +12,7 @@ from staticmem.allocators.onnxruntime.graph import ExecGraph
 from staticmem.allocators.onnxruntime.half import cast_around, half_without_kernel
 from staticmem.allocators.onnxruntime.kernel import BOUNDS
 from staticmem.allocators.onnxruntime.kernel_memory import WeightBytes, Workspaces, unknown_kernels, weight_bytes
+from staticmem.allocators.onnxruntime.missing_kernels import check_kernels
 from staticmem.allocators.onnxruntime.replay import NodeRow, Session, value_bytes
 from staticmem.allocators.onnxruntime.sizes import RunSizes, bound_sizes
 from staticmem.errors import UsageError
@@ -73,11 +74,14 @@ def predict_session(
 
     Raises:
         UsageError: an option is unknown, or `gpu_mem_limit` is too small for the session (SM508).
+        ModelFileError: the CPU provider has no kernel for a node (SM502).
     """
     options = options or SessionOptions()
     if not in_file_order and options.provider == "cpu":
         model = cast_around(written_out(model))
     graph = build(model, in_file_order)
+    if options.provider == "cpu" and not in_file_order:
+        check_kernels(graph)
     without = options.provider == "cpu" and not options.enable_cpu_mem_arena
     arena = _arena(options)
     weights = weight_bytes(graph, options.provider, processor=options.processor)
