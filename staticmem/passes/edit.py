@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from staticmem.ir.graph import Arg, Op, Ref
@@ -90,12 +89,17 @@ class Ops:
         return [self._renamed(op) for op in kept]
 
     def _renamed(self, op: Op) -> Op:
-        if not any(name in self.renamed for name in op.refs()):
-            return op
-        args = tuple(self._arg(a) for a in op.args)
-        return replace(op, args=args, kwargs={k: self._arg(v) for k, v in op.kwargs.items()})
+        names = {name: self.final(name) for name in op.refs() if name in self.renamed}
+        return reading_instead(op, names) if names else op
 
-    def _arg(self, arg: Arg) -> Arg:
-        if isinstance(arg, Ref):
-            return Ref(self.final(arg.name)) if arg.name in self.renamed else arg
-        return tuple(self._arg(a) for a in arg) if isinstance(arg, tuple) else arg
+
+def reading_instead(op: Op, names: Mapping[str, str]) -> Op:
+    """The op with other values in the place of some that it reads."""
+    args = tuple(_instead(arg, names) for arg in op.args)
+    return op.changed(args=args, kwargs={key: _instead(arg, names) for key, arg in op.kwargs.items()})
+
+
+def _instead(arg: Arg, names: Mapping[str, str]) -> Arg:
+    if isinstance(arg, Ref):
+        return Ref(names[arg.name]) if arg.name in names else arg
+    return tuple(_instead(each, names) for each in arg) if isinstance(arg, tuple) else arg

@@ -302,6 +302,12 @@ FX_TEXTS: tuple[Pass, ...] = (
 """Passes over ONNX files whose nodes carry the texts of FX nodes: those of torch.onnx.export(dynamo=True)."""
 
 NODES: tuple[Pass, ...] = (
+    Pass(
+        "merged calls",
+        "equal calls of modules of a list, which the TorchScript exporter merges into one",
+        "torch/csrc/jit/passes/common_subexpression_elimination.cpp",
+        "merged_calls:run_in_each",
+    ),
     Rewrite(
         "augmented parts",
         "x[a:b] += y, which the TorchScript exporter writes as two assignments",
