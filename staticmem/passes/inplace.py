@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
 from staticmem.ops import kinds_of
 from staticmem.ops.activations import SWISH
-from staticmem.passes.frames.line_texts import calls_hidden_code
+from staticmem.passes.frames.line_texts import calls_hidden_code, without_indices
 from staticmem.passes.frames.source_lines import names_of_children
 from staticmem.passes.lost_gradients import LIBRARIES
 
@@ -71,7 +71,8 @@ def _line_says(base: str, text: str) -> bool | None:
         augmented = re.match(rf"\s*[A-Za-z_][\w.]*(?:\[[^]]*\])?\s*{sign}=(?!=)(.*)", text)
         if augmented is not None:
             # the statement's own op, unless its right side has one of the kind too
-            return None if re.search(rf"[\w)\]]\s*{sign}\s*[\w(]", augmented[1]) else True
+            right = without_indices(augmented[1])
+            return None if re.search(rf"[\w)\]]\s*{sign}\s*[\w(]", right) else True
         return False if re.search(rf"[\w)\]]\s*{sign}\s*[\w(]", text) else None
     calls = re.findall(rf"\b{name}\(", text)
     if not calls or "inplace=self." in text or "self.inplace" in text:
@@ -105,11 +106,18 @@ class _Facts:
         self.producer = {name: op for op in graph.ops for name in op.outputs}
         bases = count_bases(graph.ops)
         self.convolutional = bases["aten::conv2d"] + bases["aten::conv1d"] + bases["aten::conv3d"] > 1
+        # in place is a habit of code for images: that for signals and points leaves it to the default
+        self.of_images = bases["aten::conv2d"] + bases["aten::conv3d"] > 0
         self.normalised = bases["aten::batch_norm"] > 0
         # results that are no intermediate tensors of the graph's own
         kept = {p.value.name for p in (*graph.parameters, *graph.buffers)}
         kept.update((v.name for v in graph.inputs), graph.outputs)
         self.kept = kept & self.producer.keys()
+
+    @cached_property
+    def of_library(self) -> bool:
+        """Whether some module is of a library, by its class or by the names of its parts."""
+        return any(frame.cls.startswith(LIBRARIES) for op in self.ops for frame in op.modules)
 
     @cached_property
     def layer_scaled(self) -> bool:
@@ -280,7 +288,7 @@ _ACTIVATED = frozenset(
 
 def _guess(op: Op, maker: Op, graph: Graph, facts: _Facts) -> bool:
     """In a network of convolutions, after a convolution, a norm, a linear layer or a residual add."""
-    if not facts.convolutional:
+    if not facts.convolutional or not facts.of_images:
         return False
     leaf = op.modules[-1].path if op.modules else ""
     if op.base == "aten::add":
@@ -289,13 +297,27 @@ def _guess(op: Op, maker: Op, graph: Graph, facts: _Facts) -> bool:
         return False
     if maker.base == "aten::conv2d" and op.base == "aten::relu" and _squeezed(maker, facts):
         return False
-    if op.base in _RARELY_IN_PLACE and _is_own(op):
+    if _is_leaky_by_default(op, maker):
+        return False
+    if op.base in _RARELY_IN_PLACE and (_is_own(op) or not facts.of_library):
         return False
     if maker.base == "aten::linear" and _dimensions(graph, maker.outputs[0]) > 2:
         return False  # layers on tokens are of code that has no in-place activations by habit
     if "classifier" not in leaf:
         return True
     return {"classifier", "aux_classifier"}.isdisjoint(leaf.split(".")) or not _has_backbone(graph)
+
+
+_SLOPE = 0.01  # torch/nn/modules/activation.py, LeakyReLU
+
+
+def _is_leaky_by_default(op: Op, maker: Op) -> bool:
+    """Whether a leaky ReLU has the slope that `nn.LeakyReLU()` has without arguments, `inplace` among them. Code for
+    volumes, which has instance norms, names both (nnU-Net: `negative_slope=0.01, inplace=True`)."""
+    if op.base != "aten::leaky_relu" or maker.base == "aten::instance_norm":
+        return False
+    slope = op.args[1] if len(op.args) > 1 else op.kwargs.get("negative_slope", _SLOPE)
+    return isinstance(slope, float) and abs(slope - _SLOPE) < _SLOPE / 100
 
 
 # torchvision and timm ask for these in place (`inplace=True`); code of one's own has the default, which is out of place

@@ -38,14 +38,17 @@ def codes(report: Report) -> set[str]:
     return {note.code for note in report.assumptions}
 
 
-@pytest.mark.parametrize("activation", ["LeakyRelu", "Elu"])
-def test_ops_that_save_less_in_place_have_a_band(tmp_path: Path, activation: str) -> None:
-    """Out of place both activations save their operands besides what the next convolutions save: two tensors more."""
+@pytest.mark.parametrize(("activation", "end"), [("LeakyRelu", "high"), ("Elu", "low")])
+def test_ops_that_save_less_in_place_have_a_band(tmp_path: Path, activation: str, end: str) -> None:
+    """Out of place both activations save their operands besides what the next convolutions save: two tensors more.
+
+    A network of convolutions is taken to run them in place; `nn.LeakyReLU()` without a slope has no `inplace` either.
+    """
     report = analyzed(tmp_path, activation)
     band = report.peak.bands["live"]
     assert band.high - band.low == 2 * ACTIVATION
-    assert report.peak.live_bytes == band.low  # a network of convolutions: taken to run in place
-    assert {"SM254", "SM307"} <= codes(report)
+    assert report.peak.live_bytes == getattr(band, end)
+    assert "SM307" in codes(report)
 
 
 @pytest.mark.parametrize(("policy", "end"), [("all", "low"), ("none", "high")])

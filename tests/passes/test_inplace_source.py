@@ -40,6 +40,7 @@ def op(base: str, *lines: str) -> Op:
     ("add", ("out = out + identity",), False),
     ("add", ("out = out.add_(identity)",), True),
     ("add", ("out += a + b",), None),
+    ("add", ("xs += self.blocks[i * self.kinds + j](x)",), True),
     ("add", ("x = self.block(x)",), None),
     ("mul", ("z.mul_(2.0)",), True),
     ("mul", ("z *= gate",), True),
@@ -91,3 +92,26 @@ def test_a_sum_larger_than_its_first_operand_is_not_in_place(first: tuple[int, .
     values = {"scaled": Value("scaled", dtypes.float32, first), "total": Value("total", dtypes.float32, (4, 8))}
     graph: Graph = replace(b.graph(b.call("sum", total)), inplace_known=False, values=values)
     assert in_place(graph, "most").ops[1].target == target
+
+
+def activated(conv: str, activation: str, *rest: float, cls: str = "", norm: bool = False) -> str:
+    """The target of an activation between two convolutions, as an ONNX file without lines has it."""
+    b = Builder(x=(2, 4, 8, 8)).within(f"m:{cls}")
+    h = b.call(conv, "x", "w")
+    h = b.call("instance_norm", h, None, None, None, None, True, 0.1, 1e-5, True) if norm else h
+    b.call(conv, b.call(activation, h, *rest, name="a"), "w")
+    graph: Graph = in_place(replace(b.graph(Ref("a")), inplace_known=False, outputs=()), "auto")
+    return next(op.target for op in graph.ops if "a" in op.outputs)
+
+
+@pytest.mark.parametrize(("target", "given"), [
+    ("aten::relu_", activated("conv2d", "relu")),
+    ("aten::relu", activated("conv1d", "relu")),  # of signals and points
+    ("aten::leaky_relu_", activated("conv2d", "leaky_relu", 0.2)),
+    ("aten::leaky_relu", activated("conv2d", "leaky_relu", 0.01)),  # `nn.LeakyReLU()`
+    ("aten::leaky_relu_", activated("conv3d", "leaky_relu", 0.01, norm=True)),  # nnU-Net
+    ("aten::silu", activated("conv2d", "silu")),
+    ("aten::silu_", activated("conv2d", "silu", cls="timm.layers.norm_act.BatchNormAct2d")),
+])  # fmt: skip
+def test_habits_decide_what_no_line_says(target: str, given: str) -> None:
+    assert given == target

@@ -26,7 +26,13 @@ _OPERATORS: dict[type[ast.operator], str] = {
     ast.Pow: "pow",
 }
 _BY_VARIABLE = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?:\[[^\]]*\])?\(")  # `norm(x)`, `blocks[i](x)`
+_INDEX = re.compile(r"\[[^][]*\]")
 _ONE_LINE = re.compile(r"^(?:if|elif|else|for|while|with|try|except|finally)\b.*:\s*\S|;")  # may have statements in it
+
+
+def without_indices(text: str) -> str:
+    """The line without what stands between brackets: `blocks[i * n + j](x)` adds numbers there, no tensors."""
+    return _INDEX.sub("[]", text)
 
 
 @lru_cache(4096)

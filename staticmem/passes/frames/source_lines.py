@@ -30,6 +30,7 @@ from staticmem.passes.frames.line_texts import (
     most_calls,
     op_that_ends,
     statements_of,
+    without_indices,
 )
 from staticmem.passes.frames.policy import Attribute
 
@@ -357,7 +358,7 @@ class Execution:
         if op.base not in _SUMS or len(operands) != 2 or op.stack[len(self.frames) :] or op.stack[-1:] != (frame.line,):
             return
         for pattern, value in ((_SECOND, operands[1]), (_FIRST, operands[0])):
-            match = pattern.search(text)
+            match = pattern.search(without_indices(text))
             name = match[1] if match is not None else ""
             born = self.made_by.get(value, -1)
             if not name or born < frame.began or (name in frame.names and name not in frame.aliases):
