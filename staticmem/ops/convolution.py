@@ -132,7 +132,7 @@ def conv(
 
 @rule(
     "conv_transpose1d conv_transpose2d conv_transpose3d",
-    kinds=("convolution",),
+    kinds=("convolution", "enlarging"),
     autocast="half",
     flops=convolution_flops,
 )

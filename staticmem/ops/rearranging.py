@@ -123,7 +123,7 @@ def _copied(e: Eager, self: Tensor, shape: tuple[int, ...], name: str, reverse: 
     return out
 
 
-@rule("pixel_shuffle")
+@rule("pixel_shuffle", kinds=("enlarging",))
 def pixel_shuffle(e: Eager, self: Tensor, upscale_factor: int) -> Tensor:
     """A copy in the new shape; backward makes the reverse copy."""
     n, c, h, w = self.shape

@@ -30,6 +30,7 @@ Kind = Literal[
     "convolution",  # any rank, transposed ones too
     "data_sized",  # sizes of the result are in the data
     "dropout",
+    "enlarging",  # makes images or volumes larger: decoders begin so
     "factory",  # makes a tensor of given sizes, whose contents no tensor decides
     "keeps_on_ctx",  # a custom autograd function with tensors as attributes of `ctx`
     "integer",  # ONNX operators on integers, which ATen has not

@@ -43,7 +43,7 @@ def _resampling(name: str) -> None:
         return _upsample(e, name, input, output_size, args, scale_factors, not cubic)
 
     upsample.__doc__ = f"Saves sizes only; backward makes one {'contiguous ' * cubic}tensor of the input's size."
-    rule(name, autocast="float32")(upsample)
+    rule(name, kinds=("enlarging",), autocast="float32")(upsample)
 
 
 for _name in (

@@ -14,7 +14,9 @@ frame that owns it (the common part of the producer's and the last reader's modu
 6. a value that enters a child module as a later argument than the first, except what that module itself returned from
    its previous call (the state of a recurrent cell: `h = self.cell(x, h)` assigns the name again);
 7. a tensor of zeros or without contents that is assigned to in parts (`canvas[a:b] = y` needs the name);
-8. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
+8. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller);
+9. the skips of a U: values that were read before, and are then added or joined to what was enlarged. They have names
+   (`x1`, `x2`), or are in a list that is read by its indices; code that pops them off a list is less common.
 
 What a child module reads last is held until a product of its result is made (`x = self.gamma * self.mlp(x)` assigns
 when the line is done).
@@ -30,6 +32,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, bases_of
+from staticmem.ops import kinds_of
 from staticmem.ops.registry import RING_ATTENTION
 
 POLICIES = ("expected", "last-use", "most")
@@ -37,12 +40,14 @@ _PRODUCTS = frozenset(
     ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum", RING_ATTENTION)
 )
 _UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"))
-_JOINS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
+JOINS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
 _NAMED_FOR_CHILDREN = frozenset(("aten::cat", "aten::concat", "aten::matmul"))  # rule 2
 _PAIRS = frozenset(("aten::add", "aten::mul"))
 # ops that a rule speaks of: others matter only where values cross modules
-_IN_RULES = _PRODUCTS | _UNPACKED | _JOINS | _PAIRS | {"aten::embedding"}
+_IN_RULES = _PRODUCTS | _UNPACKED | JOINS | _PAIRS | {"aten::embedding"}
 _BLANK = frozenset(f"aten::{name}" for name in ("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like"))
+SKIPPED_TO = frozenset(("aten::add", "aten::cat", "aten::concat"))  # rule 9
+_AFTER_ENLARGING = 5  # ops: pad, convolution, norm, activation
 _PARTS = frozenset(("aten::slice", "aten::select"))
 _MOST_VIEWS = 16  # of views that are followed: a damaged file may have them in a circle
 _WRITES = frozenset(("aten::copy_", "aten::index_put_", "aten::fill_"))
@@ -134,7 +139,7 @@ class _Variables:
 
     def frames(self) -> dict[str, int]:
         """The values that a frame holds until it returns, with its depth."""
-        held = self._filled_in_parts()
+        held = {**self._filled_in_parts(), **self._skips()}
         readers, later_arguments = self.last_readers, self.later_arguments
         for name in self.candidates:
             producer, last = self.producers[name], readers.get(name)
@@ -154,7 +159,7 @@ class _Variables:
                 continue
             if has_name or self._has_name(name, producer, last, depth):
                 held[name] = depth
-            elif last.base in _JOINS and len(last.refs()) > 2:
+            elif last.base in JOINS and len(last.refs()) > 2:
                 held[name] = len(last.modules) - 1  # the list lives where it is joined
         return held
 
@@ -178,6 +183,29 @@ class _Variables:
                 else:
                     held.pop(source.outputs[0], None)
         return held
+
+    def _skips(self) -> dict[str, int]:
+        """Rule 9: values that were read before, and meet the result of an op that enlarges what came out of them."""
+        held: dict[str, int] = {}
+        for name in self.shared:
+            last = self.last_readers[name]
+            if last.base.rstrip("_") not in SKIPPED_TO:
+                continue
+            depth = common_depth(self.producers[name].modules, last.modules) - 1
+            if depth >= 0 and any(self._is_enlarged(other) for other in last.refs() if other != name):
+                held[name] = depth
+        return held
+
+    def _is_enlarged(self, name: str) -> bool:
+        """Whether a value comes from an op that enlarges, and what follows it: a pad, a convolution with a norm."""
+        for _ in range(_AFTER_ENLARGING):
+            op = self.producers.get(name)
+            if op is None or not op.refs():
+                return False
+            if "enlarging" in kinds_of(op.base):
+                return True
+            name = op.refs()[0]
+        return False
 
     def until(self) -> dict[str, int]:
         """Values that a module call reads last, whose result goes straight into a product of the caller's: the index of

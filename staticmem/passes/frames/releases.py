@@ -222,6 +222,10 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
         from staticmem.passes.frames.unseen_bounds import longest_holds
 
         held = longest_holds(graph, held, decided)
+    if policy == "expected" and not traced:
+        from staticmem.passes.frames.unseen_bounds import holds_in_turns
+
+        held = holds_in_turns(graph, held, decided)
     if unseen is None:
         return held
     for name, index in held.until.items():

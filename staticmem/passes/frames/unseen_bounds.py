@@ -21,7 +21,7 @@ from collections.abc import Collection, Set
 from staticmem.ir.graph import Frame, Graph, Op, Ref
 from staticmem.ops.registry import RING_ATTENTION
 from staticmem.passes.frames.attention_weights import CHANGES_WEIGHTS, PRODUCTS, SOFTMAX, attention_weights
-from staticmem.passes.frames.policy import Held, Stack, common_depth
+from staticmem.passes.frames.policy import JOINS, Held, Stack, common_depth
 from staticmem.passes.frames.published_names import Decided, call_ends, shared_frames
 from staticmem.passes.lost_gradients import is_published
 
@@ -40,6 +40,28 @@ def longest_holds(graph: Graph, held: Held, decided: Decided | None) -> Held:
     frames = {name: depth for name, depth in held.frames.items() if name not in until}
     for name, index in held.until.items():
         until[name] = max(until.get(name, index), index)
+    return Held(frames, until)
+
+
+def holds_in_turns(graph: Graph, held: Held, decided: Decided | None) -> Held:
+    """`held` of the expected policy, without what statements that run again have assigned anew: the turns of a loop
+    over modules of a list, of which a file without lines shows nothing else. Parts of a `cat` are in a list that lives
+    on."""
+    if not held.frames:
+        return held
+    code = _Calls(graph, decided.values if decided is not None else frozenset(), turns_in_lists=1)
+    ends = {**code.holds(), **{n: end for n, end in code.assigned_again.items() if n not in graph.read_again}}
+    joined = {name for op in graph.ops if op.base in JOINS for name in op.refs()}
+    calls = call_ends(graph)
+    maker = {name: op for op in graph.ops for name in op.outputs}
+    frames, until = dict(held.frames), dict(held.until)
+    for name, depth in held.frames.items():
+        end = ends.get(name)
+        if end is None or name in joined or name not in maker:
+            continue
+        if end < calls[maker[name].modules[: depth + 1]]:
+            del frames[name]
+            until[name] = max(until.get(name, end), end, graph.last_read.get(name, end))
     return Held(frames, until)
 
 
@@ -96,14 +118,16 @@ class _Call:
 
 
 class _Calls:
-    def __init__(self, graph: Graph, decided: Set[tuple[str, int]]) -> None:
+    def __init__(self, graph: Graph, decided: Set[tuple[str, int]], turns_in_lists: int = 2) -> None:
         self.graph, self.decided = graph, decided
+        self.turns_in_lists = turns_in_lists  # after which a module of a list has its name assigned again
         self.ends = call_ends(graph)
         self.shared = shared_frames(graph)
         self.weights = attention_weights(graph)
         self.chains = _chains(graph)
         self.calls: dict[Stack, _Call] = {}
         self.until: dict[str, int] = {}
+        self.assigned_again: dict[str, int] = {}  # when the statement that made a value ran again
 
     def holds(self) -> dict[str, int]:
         for index, op in enumerate(self.graph.ops):
@@ -146,7 +170,9 @@ class _Calls:
         call = self.calls[stack]
         assigned, names = call.open.get(statement, (received, ()))
         if assigned != received:  # the statement has run before
-            older = call.older.get(statement, ()) if _runs_in_list(statement) else names
+            longer = self.turns_in_lists > 1 and _runs_in_list(statement)
+            older = call.older.get(statement, ()) if longer else names
+            self.assigned_again.update(dict.fromkeys(older, received))
             # what is read later is in a container, which lives on
             self.until.update((old, received) for old in older if self.graph.last_read.get(old, -1) <= received)
             call.older[statement] = names

@@ -1,7 +1,8 @@
 """Loops in code that no stack trace shows: a statement that runs again assigns its name again.
 
 All ops of a hidden function have the line that calls it. Where the ops from one on run once more in the same order, the
-function is taken to have a loop, and a variable to be held no longer than until the next turn.
+function is taken to have a loop, and a variable to be held no longer than until the next turn; what a later turn or
+another loop reads is in a container.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ _LONGEST = 500  # ops of a turn
 
 
 def ends_of_turns(graph: Graph, frames: Mapping[str, int]) -> dict[str, int]:
-    """For those of some values that a loop makes: the op that makes the next one of the name, or the value's last
-    read. `frames` has the level of the frame that holds each."""
+    """For those of some values that a loop makes: the op that makes the next one of the name. `frames` has the level of
+    the frame that holds each."""
     if not frames:
         return {}
     ops = graph.ops
@@ -33,8 +34,8 @@ def ends_of_turns(graph: Graph, frames: Mapping[str, int]) -> dict[str, int]:
             if not names or not _is_open(ops[index], frames[names[0]]):
                 continue
             again = next((j for j in place[number + 1 : number + 1 + _MOST_TURNS] if _repeats(keys, index, j)), None)
-            if again is not None:
-                ends.update((name, max(again, graph.last_read.get(name, again))) for name in names)
+            if again is not None:  # what is read later is in a container, which lives on
+                ends.update((name, again) for name in names if graph.last_read.get(name, again) <= again)
     return ends
 
 

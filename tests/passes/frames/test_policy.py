@@ -91,6 +91,24 @@ def unpacked() -> Graph:
     return b.graph(b.call("neg", b.call("cat", (Ref("p"), Ref("q")))))
 
 
+def skip(enlarged: str = "upsample_nearest2d", joined: str = "add.Tensor") -> Graph:
+    """`x1 = a(x); x2 = down(x1); return up(x2) + x1`."""
+    b = Builder(x=(2, 4, 8, 8))
+    p = b.within(CHILD).call("relu", X, name="p")
+    q = b.within(OTHER).call("relu", p)
+    up = b.within("up:Up").call("relu", b.call(enlarged, q, (8, 8), None))
+    return b.graph(b.within().call(joined, *((up, p) if joined == "add.Tensor" else ((up, p), 1))))
+
+
+def joined_skip() -> Graph:
+    return skip(joined="cat")
+
+
+def residual() -> Graph:
+    """`x = x + f(x)` assigns the name again."""
+    return skip("exp")
+
+
 def chain() -> Graph:
     b = Builder(x=(4, 4)).within()
     return b.graph(b.call("neg", b.call("exp", b.call("relu", X, name="p"), name="q")))
@@ -102,6 +120,7 @@ RULES: list[tuple[Callable[[], Graph], dict[str, int]]] = [
     (later_argument, {"q": 0}), (model_output, {"p": 0}),
     (lookup_that_two_models_share, {}), (unpacked, {"p": 1, "q": 1}),
     (canvas, {"c": 0}), (canvas_of_a_result, {}), (chain, {}),
+    (skip, {"p": 0}), (joined_skip, {"p": 0}), (residual, {}),
 ]  # fmt: skip
 
 
@@ -135,3 +154,18 @@ def test_depth() -> None:
     assert common_depth((a, b), (a, b)) == 2
     assert common_depth((a, b), (a, c)) == 1
     assert common_depth((), (a,)) == 0
+
+
+def test_a_list_of_modules_is_a_loop_that_assigns_again() -> None:
+    """`skip = skip + y[:, c:]` in each turn: two results of children are added, and the names are assigned again."""
+    b = Builder(x=(4, 4))
+    value: object = X
+    for turn in range(3):
+        left = b.within(f"a.{turn}:Block").call("relu", value, name=f"p{turn}")
+        right = b.within(f"b.{turn}:Block").call("relu", value, name=f"q{turn}")
+        value = b.within().call("add.Tensor", left, right, name=f"s{turn}")
+    graph = b.graph(b.call("neg", value))
+    assert set(held_by_policy(graph).frames) == {f"{name}{turn}" for name in "pq" for turn in range(3)}
+    releases = releases_of(graph, "expected", training=False)
+    assert set(releases.frames) == {"p2", "q2"}  # the last turn's
+    assert releases.last_use["p0"] == 3
