@@ -275,6 +275,9 @@ def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str
         height, width = sides if isinstance(sides, (list, tuple)) else (sides, sides)
         image = [batch, ("", channels), example.of("height", height), example.of("width", width)]
         built.add(main, model.dtype, image)
+    elif main == "input_values" and hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # a spectrogram
+        sides = [("", int(config.max_length)), ("", int(config.num_mel_bins))]  # fixed: its patches have positions
+        built.add(main, model.dtype, [batch, *sides])
     elif main == "input_values":
         built.add(main, model.dtype, [batch, example.of("samples", 16000)])
     elif main == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):

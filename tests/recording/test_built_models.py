@@ -335,3 +335,31 @@ def test_the_side_of_images_of_torchvision() -> None:
     assert architecture_child._image_side(Package(), "new", built) == 224
     built.image_size = 384
     assert architecture_child._image_side(Package(), "net", built) == 384
+
+
+def test_spectrograms_have_the_sizes_of_the_config() -> None:
+    """As of the Audio Spectrogram Transformer, whose input has the name that others have for samples."""
+
+    class Config:
+        is_encoder_decoder = False
+
+        def __init__(self, **sizes: int) -> None:
+            vars(self).update(sizes)
+
+        def get_text_config(self) -> Any:
+            return self
+
+    class Model:
+        main_input_name, dtype = "input_values", torch.float16
+
+        def forward(self, input_values: Any) -> Any:
+            return input_values
+
+    example = architecture_child.Example({"sizes": None, "options": {}})
+    for config, shape, axes in (
+        (Config(num_mel_bins=128, max_length=1024), (2, 1024, 128), {0: "batch"}),
+        (Config(), (2, 16000), {0: "batch", 1: "samples"}),
+    ):
+        built = architecture_child._with_inputs(Model(), config, example, {})
+        assert tuple(built.kwargs["input_values"].shape) == shape
+        assert built.axes == [axes]
