@@ -44,7 +44,7 @@ def with_history(e: Eager, function: CustomFunction, env: dict[str, Any]) -> tup
     if function.backward is None:
         raise _not_recorded(function.name)
     saved = [env[name] for name in dict.fromkeys(function.saved) if name]
-    e.record(f"{function.name} backward", named, inputs, [_formula(e, function, inputs, env)], saved)
+    e.record(f"{function.name} backward", named, inputs, [_formula(e, function, inputs, named, env)], saved)
     return named, [env[name] for name in function.attributes]
 
 
@@ -53,6 +53,15 @@ def _not_recorded(name: str) -> ModelFileError:
         f"the training step of this model cannot be predicted: {name[:80]} has a backward that was not recorded",
         "It needs data, or runs autograd with create_graph=True or for tensors that are no leaves.",
         "A file of torch.export.export or torch.onnx.export without a recording has a peak with a band.",
+        code="SM176",
+    )
+
+
+def _without_gradient(name: str) -> ModelFileError:
+    return ModelFileError(
+        f"the training step of this model cannot be predicted: a result of {name[:80]} gets no gradient",
+        "It calls ctx.set_materialize_grads(False), and its backward was recorded with gradients of all results.",
+        "Analyse the model without set_materialize_grads. Inference can be predicted as it is.",
         code="SM176",
     )
 
@@ -84,7 +93,9 @@ def unpredictable(what: str) -> ModelFileError:
     )
 
 
-def _formula(e: Eager, function: CustomFunction, inputs: Sequence[Tensor], env: dict[str, Any]) -> Formula:
+def _formula(
+    e: Eager, function: CustomFunction, inputs: Sequence[Tensor], results: Sequence[Tensor], env: dict[str, Any]
+) -> Formula:
     body = function.backward
     assert body is not None
     amp = e.autocast  # that of the step, which `torch.amp.custom_bwd` has too
@@ -94,7 +105,13 @@ def _formula(e: Eager, function: CustomFunction, inputs: Sequence[Tensor], env: 
 
     def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         incoming = [name for name in function.incoming if name]
-        values = dict(reads) | dict(zip(incoming, grads, strict=False))
+        values = dict(reads)
+        for name, grad, result in zip(incoming, grads, results, strict=False):
+            if grad is None and not function.materializes:
+                raise _without_gradient(function.name)
+            if grad is None:  # a result that the loss does not depend on (torch/csrc/autograd/python_function.cpp)
+                grad = e.empty(result.shape, result.dtype, kernel="aten.zeros.default")
+            values[name] = grad
         try:
             returned = run_body(e, body, values, amp)
         except fields.MALFORMED as error:

@@ -497,7 +497,10 @@ class _Program:
             "", "", "", (), (), (), ops, (*filter(None, gradients), *kept), self.values,
             recorded=Recorded(last_held, (), (), (), called),
         )  # fmt: skip
-        return CustomFunction(name, inputs, results, saved, attributes, backward, incoming, gradients, kept)
+        materializes = fields.boolean(row.get("materializes", True))
+        return CustomFunction(
+            name, inputs, results, saved, attributes, backward, incoming, gradients, kept, materializes
+        )
 
 
 def _stacks(rows: Sequence[Any]) -> list[tuple[Frame, ...]]:

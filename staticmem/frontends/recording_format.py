@@ -60,7 +60,8 @@ parameters, too. `staticmem::set_data` gives its first argument the storage of i
 
 A function has `name`, `inputs`, `results`, `saved` and `attributes`, and if its backward could run, `released_before`,
 the ops of `backward`, and the `gradients` that it returns. The incoming gradients, one for each result, are the next
-values before its ops. Its values are written as arguments are, null for what is no tensor.
+values before its ops. Its values are written as arguments are, null for what is no tensor. `materializes` is false
+after `ctx.set_materialize_grads(False)`: results without a gradient have none then, in place of zeros.
 
 A `staticmem::hook` is written as such a call: its `results` are the tensors whose gradients it takes, `attributes` what
 its function holds, `gradients` those that it gives in place of the incoming ones (null: it leaves them), and `kept`

@@ -250,6 +250,7 @@ class CustomFunction:
         incoming: names of the incoming gradients in `backward`, "" for results without one.
         gradients: names of the returned gradients in `backward`, "" for None.
         kept: of a hook, names of what outlives its run.
+        materializes: results without a gradient have one of zeros; else None (`ctx.set_materialize_grads(False)`).
     """
 
     name: str
@@ -261,6 +262,7 @@ class CustomFunction:
     incoming: tuple[str, ...]
     gradients: tuple[str, ...]
     kept: tuple[str, ...] = ()
+    materializes: bool = True
 
 
 @record(frozen=True)

@@ -13,10 +13,11 @@ from staticmem.eager.strides import broadcast_shapes
 from staticmem.eager.tensor import Tensor
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
+from staticmem.ops.casts import copy_
 from staticmem.ops.onnx import Context, integer, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.registry import rule
-from staticmem.ops.views import at_least, expand, reshape, slice_
+from staticmem.ops.views import at_least, expand, narrow, reshape, select, slice_
 
 
 @rule("cat concat concatenate")
@@ -50,6 +51,26 @@ def cat(e: Eager, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         return results
 
     e.record("CatBackward0", out, given, [Formula(tuple(range(len(given))), gradients)])
+    return out
+
+
+@rule("pad_sequence")
+def pad_sequence(
+    e: Eager, sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0,
+    padding_side: str = "right",
+) -> Tensor:  # fmt: skip
+    """Fills a tensor and copies each sequence into it (PackedSequence.cpp)."""
+    first, longest = sequences[0], max(s.shape[0] for s in sequences)
+    sizes = (len(sequences), longest) if batch_first else (longest, len(sequences))
+    out = e.empty((*sizes, *first.shape[1:]), first.dtype, kernel="aten.full.default")
+    for index, sequence in enumerate(sequences):
+        length = sequence.shape[0]
+        start = longest - length if padding_side == "left" else 0
+        if batch_first:
+            place = narrow(e, select(e, out, 0, index), 0, start, length)
+        else:
+            place = select(e, narrow(e, out, 0, start, length), 1, index)
+        copy_(e, place, sequence)
     return out
 
 

@@ -10,11 +10,14 @@ runs: there the op is written down first, and the call when it has returned (`Wa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
-from torch.autograd.function import BackwardCFunction
+from torch.autograd.function import BackwardCFunction, FunctionCtx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
@@ -37,22 +40,38 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
 
     pack.of_recorder = True  # type: ignore[attr-defined]  # `recording.patched` tells it from hooks of the code
     inputs = [watch.value(a) if _on_gpu(a) else -1 for a in args]
-    with saved_tensors_hooks(pack, watch.unpack):
+    with saved_tensors_hooks(pack, watch.unpack), _noted_settings() as unmaterialized:
         result = apply(*args, **kwargs)
     results = result if isinstance(result, (tuple, list)) else (result,)
     ctx = next((t.grad_fn for t in results if _on_gpu(t) and isinstance(t.grad_fn, BackwardCFunction)), None)
     if ctx is None or watch.paused:
         return result
     if cls.__module__ == OF_LIBRARY:
-        watch.after_op = partial(_write, watch, cls, ctx, inputs, results, saved)
+        watch.after_op = partial(_write, watch, cls, ctx, inputs, results, saved, ctx not in unmaterialized)
     else:
-        _write(watch, cls, ctx, inputs, results, saved)
+        _write(watch, cls, ctx, inputs, results, saved, ctx not in unmaterialized)
     return result
 
 
+@contextmanager
+def _noted_settings() -> Iterator[list[Any]]:
+    """The contexts of which `set_materialize_grads(False)` is called within it; PyTorch has no way to ask them."""
+    unmaterialized: list[Any] = []
+    original = FunctionCtx.set_materialize_grads
+
+    def set_materialize_grads(self: Any, value: bool) -> None:
+        if not value:
+            unmaterialized.append(self)
+        original(self, value)
+
+    with mock.patch.object(FunctionCtx, "set_materialize_grads", set_materialize_grads):
+        yield unmaterialized
+
+
 def _write(
-    watch: Watch, cls: Any, ctx: Any, inputs: list[int], results: Any, saved: list[tuple[list[Any], torch.Tensor]]
-) -> None:
+    watch: Watch, cls: Any, ctx: Any, inputs: list[int], results: Any, saved: list[tuple[list[Any], torch.Tensor]],
+    materializes: bool,
+) -> None:  # fmt: skip
     """Writes down a call that has returned."""
     for packed, tensor in saved:
         if packed[0] is None:  # a result of the op that has just been written
@@ -74,6 +93,7 @@ def _write(
             "grads": grads,
             "gradients": gradients,
             "backward": body if gradients is not None else None,
+            "materializes": materializes,
         }
     )
     refs = [f"{written.REF}{v}" for v in (*inputs, *numbers) if v >= 0]

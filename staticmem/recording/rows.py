@@ -150,6 +150,8 @@ class _Numbering:
             row["released_before"] = self.released(body.released_before)
             row["backward"] = self.ops(body, stack)
             row["gradients"] = self.refs(function["gradients"])
+        if not function.get("materializes", True):
+            row["materializes"] = False
         if "kept" in function:
             row["kept"] = self.refs(function["kept"])
         return row

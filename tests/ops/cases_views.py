@@ -84,6 +84,8 @@ def _joins() -> list[Case]:
         ((f(3, 2).permute(1, 0), f(2, 4)), 1),
     )
     cases: list[Case] = [call("aten::cat", t, dim) for t, dim in pairs]
+    cases += [call("aten::pad_sequence", (f(4, 6), f(2, 6), f(3, 6)), first) for first in (True, False)]
+    cases += [call("aten::pad_sequence", (f(4, 6), f(2, 6)), True, 0.0, "left")]
     cases += [call("aten::cat", (f(2, 3), f(2, 5)), 1, root="expanded"), call("aten::concat", (f(2), f(3)))]
     cases += [call("aten::concatenate", (i(2), i(3)))]
     cases += [call("aten::stack", (f(4, 3), f(4, 3)), dim) for dim in (0, 1, -1)]

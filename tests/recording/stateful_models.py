@@ -256,6 +256,42 @@ class Squares(torch.autograd.Function):  # type: ignore[misc]
         return grad * 2 * ctx.x
 
 
+class Both(torch.autograd.Function):  # type: ignore[misc]
+    """Two results, of which a caller may drop one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        one, other = x.sigmoid(), x.tanh()
+        ctx.save_for_backward(one, other)
+        return one, other
+
+    @staticmethod
+    def backward(ctx: Any, by_one: Any, by_other: Any) -> Any:
+        one, other = ctx.saved_tensors
+        return by_one * one * (1 - one) + by_other * (1 - other * other)
+
+
+class DropsResult(Coded):
+    """A function one of whose results has no gradient: its backward gets zeros."""
+
+    def middle(self, x: Any) -> Any:
+        return Both.apply(self.inner(x))[0]
+
+
+class Unfilled(Both):
+    """The same, whose backward gets None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.set_materialize_grads(False)
+        return Both.forward(ctx, x)
+
+
+class DropsUnfilled(Coded):
+    def middle(self, x: Any) -> Any:
+        return Unfilled.apply(self.inner(x))[0]
+
+
 class KeepsGraphOfCtx(PeaksInForward):
     """What it keeps has a history with attributes of `ctx`, which the loss of the step before has too."""
 
@@ -281,6 +317,6 @@ UNEQUAL = (TrainsInTurn, KeepsThree, KeepsAll)  # calls of these differ
 STATEFUL = (
     DataAveraged, DataProjected, DataClamped, DataSwapped, BufferAssigned, BufferInVariable,
     HistoryKept, HistoriesKept, HistoryHasAnother, LetGoFirst, KeepsGraphOfCtx, Adversary, FreezesItself,
-    ScalesGradient, KeepsGradient, RetainsGradients, LogsGradients,
+    ScalesGradient, KeepsGradient, RetainsGradients, LogsGradients, DropsResult,
     CheckpointsInFunctions,
 )  # fmt: skip

@@ -121,6 +121,13 @@ def test_hooks_beside_compiled_code_are_refused() -> None:
     assert error.value.code == "SM176"
 
 
+def test_a_backward_that_gets_none_for_a_result_is_refused() -> None:
+    module, inputs = on_meta(stateful_models.DropsUnfilled)
+    with pytest.raises(ModelFileError, match="gets no gradient") as error:
+        staticmem.analyze(module, inputs, optimizer="adam", loss="mean")
+    assert error.value.code == "SM176"
+
+
 class Ensemble(nn.Module):  # type: ignore[misc]
     """Four models at once: the ops that are seen have the sizes of one."""
 
