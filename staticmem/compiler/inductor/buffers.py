@@ -16,6 +16,8 @@ from staticmem.compiler.inductor.indexing import (
     Views,
     chain,
     dependence,
+    in_short,
+    in_strides,
     new_shape,
     simplest,
     stride_hints,
@@ -164,7 +166,7 @@ class Read:
         self.buffer, self.views = buffer, views
 
     def key(self) -> tuple[int, Views]:
-        return self.buffer.number, self.views
+        return self.buffer.number, in_short(self.views)
 
     def strides(self) -> tuple[Strides, int] | None:
         """Strides and offset over the loops, or None where the index is not linear."""
@@ -238,7 +240,7 @@ def once(reads: Iterable[Read], shape: Shape) -> tuple[Read, ...]:
     for read in every:
         placed = read.strides()
         linear = placed is not None and len(placed[0]) == len(shape)
-        key = (without_ones(shape, placed[0]), placed[1]) if placed is not None and linear else read.views
+        key = (without_ones(shape, placed[0]), placed[1]) if placed is not None and linear else in_short(read.views)
         unique.setdefault((read.buffer.number, key), read)
     return tuple(unique.values())
 
@@ -301,6 +303,10 @@ class Value:
                 buffer.decide(pad=pad)
         if step[0] == "slice" and buffer is None:
             step = ("cut", *step[1:])
+        if step[0] == "reshape" and buffer is not None:
+            known = all(in_strides(other) for other in self.views if other[0] == "reshape")
+            if known and strides_through(buffer.shape, buffer.strides, (*self.views, step)) is not None:
+                step = ("reshape", None, new)
         return Value(self.box, new, self.dtype, chain(self.views, step, self.shape))
 
 

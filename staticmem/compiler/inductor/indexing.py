@@ -12,6 +12,7 @@ from typing import Any
 
 from staticmem.eager.strides import Shape, Strides, contiguous_strides, expand_strides, view_strides
 
+# ("reshape", new), or ("reshape", what it goes through, new), or ("reshape", None, new): see `passed`, `in_strides` |
 # ("select", dim, index, new) | ("slice", dim, start, step, new), of a computation "cut" |
 # ("shift", dim, by, new): behind others, so that indices beyond a dimension are asked for |
 # ("part", dim, by, new): the same in a concatenation, whose index is not simplified (`Identity`) |
@@ -37,8 +38,32 @@ def chain(views: Views, step: Step, shape: Shape) -> Views:
     if step[0] == "permute" and step[1] == tuple(range(len(shape))):
         return views
     if views and step[0] == "reshape" and views[-1][0] == "reshape":
-        return (*views[:-1], step)
+        return (*views[:-1], _one_reshape(views[-1], step))
     return (*views, step)
+
+
+def _one_reshape(before: Step, step: Step) -> Step:
+    """Two reshapes as one that remembers what is between."""
+    if in_strides(step):
+        return step
+    between = new_shape(before)
+    first = (("strides", between),) if in_strides(before) else (*passed(before), between)
+    return "reshape", (*first, *passed(step)), new_shape(step)
+
+
+def in_strides(step: Step) -> bool:
+    """A reshape of a value that had a buffer then: other strides (`ReinterpretView`), no arithmetic of indices."""
+    return len(step) == 3 and step[0] == "reshape" and step[1] is None
+
+
+def passed(step: Step) -> tuple[Any, ...]:
+    """Shapes that a reshape of several goes through; ("strides", shape) where strides tell the first."""
+    return step[1] if len(step) == 3 and step[0] == "reshape" and step[1] is not None else ()
+
+
+def in_short(views: Views) -> Views:
+    """The chain without what its reshapes go through, which changes no element."""
+    return tuple([("reshape", new_shape(step)) if step[0] == "reshape" else step for step in views])
 
 
 def then(first: Views, shape: Shape, second: Views) -> Views:
@@ -98,7 +123,7 @@ def simplest(shape: Shape, views: Views) -> Views:
     elements are equal then."""
     placed = strides_through(shape, contiguous_strides(shape), views)
     if not views or placed is None:
-        return views
+        return in_short(views)
     new = new_shape(views[-1])
     strides = without_ones(new, placed[0])
     if new == shape and not placed[1] and strides == without_ones(shape, contiguous_strides(shape)):
@@ -109,6 +134,7 @@ def simplest(shape: Shape, views: Views) -> Views:
 def without_added_ones(shape: Shape, views: Views, order: Shape) -> tuple[Views, Shape]:
     """A chain without reshapes at its end that add or take dimensions of size 1, and the same dimensions, which have
     other sizes, in it: two indices are equal whether such dimensions are between or not."""
+    views = in_short(views)
     while views and views[-1][0] == "reshape":
         before = new_shape(views[-2]) if len(views) > 1 else shape
         old = [dim for dim, size in enumerate(before) if size != 1]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from staticmem.compiler.inductor import layout
+from staticmem.compiler.inductor import expressions, layout
 from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read
 from staticmem.compiler.inductor.indexing import without_added_ones
 from staticmem.compiler.inductor.lowering import Lowering
-from staticmem.eager.strides import numel
+from staticmem.eager.strides import Shape, numel
 
 # an access: strides over the loops, their sizes and an offset; where the index is not linear "indirect", views, the
 # order of the loops, their sizes, hints at strides; or another token
@@ -240,10 +240,14 @@ def accesses(node: SNode) -> None:
     sizes = tuple(loops.loops[dim] for dim in order)
     node.ranges = (sizes,)
     for read, placed in rows:
-        if placed is None:
+        expression = expressions.index_of(read.buffer.shape, read.buffer.place(), read.views, order)
+        access: Access
+        if expression is not None:
+            access = _over_loops(expression, sizes, tuple([read.hints()[dim] for dim in order]))
+        elif placed is None:
             hints = read.hints()
             index = without_added_ones(read.buffer.shape, read.views, order)
-            access: Access = ("indirect", *index, sizes, tuple([hints[dim] for dim in order]))
+            access = ("indirect", *index, sizes, tuple([hints[dim] for dim in order]))
         else:
             access = linear(tuple(placed[0][dim] for dim in order), sizes, placed[1])
         node.reads.setdefault(read.buffer.number, {})[access] = None
@@ -255,6 +259,17 @@ def accesses(node: SNode) -> None:
     node.writes[out.number] = linear(
         tuple(strides[dim] for dim in kept), tuple(loops.loops[dim] for dim in kept), offset
     )
+
+
+def _over_loops(expression: expressions.Expression, sizes: Shape, hints: tuple[int, ...]) -> Access:
+    """The access that an index expression is: strides where nothing is divided."""
+    terms, offset = expression
+    if any(atom[0] != "loop" for atom, _ in terms):
+        return ("indirect", expression, tuple(range(len(sizes))), sizes, hints)
+    strides = [0] * len(sizes)
+    for (_, number), stride in terms:
+        strides[number] = stride
+    return linear(tuple(strides), sizes, offset)
 
 
 def linear(strides: tuple[int, ...], sizes: tuple[int, ...], offset: int) -> Access:
