@@ -50,7 +50,7 @@ class GraphEditor:
     def replace(self, node: Node, by: Node) -> None:
         """All that read `node` read `by` from now on."""
         for user in self.users(node):
-            set_arguments(user, _replaced(user.args, node, by), {k: _one(v, node, by) for k, v in user.kwargs.items()})
+            replace_arguments(user, node, by)
             del self._users[node][user]
             self._users[by][user] = None
         for place in self._placed.pop(node, {}):
@@ -118,6 +118,12 @@ def set_arguments(node: Node, args: tuple[Argument, ...], kwargs: dict[str, Argu
     collect_nodes(args, nodes)
     collect_nodes(kwargs.values(), nodes)
     node.inputs = tuple(nodes)
+
+
+def replace_arguments(node: Node, argument: Node, by: Node) -> None:
+    """A node reads `by` where it read `argument`."""
+    kwargs = {name: _one(value, argument, by) for name, value in node.kwargs.items()}
+    set_arguments(node, _replaced(node.args, argument, by), kwargs)
 
 
 def _replaced(args: tuple[Any, ...], node: Node, by: Node) -> tuple[Any, ...]:

@@ -208,3 +208,42 @@ class Depthwise(nn.Module):  # type: ignore[misc]
             x = x + self.norms[2 * at](F.gelu(place(x)))
             x = self.norms[2 * at + 1](F.gelu(mix(x)))
         return self.head(x.mean((2, 3)))
+
+
+class RowsAndPixels(nn.Module):  # type: ignore[misc]
+    """Normed residual blocks over pixels, over rows of tokens, and over pixels again, as in windowed attention."""
+
+    sizes = ((8, 3, 128, 128),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 192, 4, 4)
+        self.products = nn.ModuleList(nn.Linear(192, 192) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(192) for _ in range(4))
+        self.head = nn.Linear(192, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x).permute(0, 2, 3, 1)
+        batch, high, wide, count = x.shape
+        for at, (product, norm) in enumerate(zip(self.products, self.norms, strict=False)):
+            x = x.reshape(batch, high * wide, count) if at == 1 else x.reshape(batch, high, wide, count)
+            x = x + norm(product(x))
+        return self.head(self.norms[-1](x).mean((1, 2)))
+
+
+class ActivatedInPlace(nn.Module):  # type: ignore[misc]
+    """Products over rows with an activation that writes over their result."""
+
+    sizes = ((8, 256, 128),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(128, 512), nn.ReLU(inplace=True), nn.Linear(512, 128)) for _ in range(3)
+        )
+        self.head = nn.Linear(128, 10)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean(1))

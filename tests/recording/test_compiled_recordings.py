@@ -165,3 +165,19 @@ def test_depthwise_convolutions_copy_what_their_backward_reads(amp: str | None, 
     """In a backward the order of a weight's gradient decides in which order its operands are, and that of a depthwise
     one is no channels last. Peaks are of Inductor's code of PyTorch 2.14.1."""
     assert network_step("Depthwise", "train", amp).lifetimes.peak_bytes == measured
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("amp", "measured"), [(None, 55_405_056), ("bf16", 35_899_904)])
+def test_views_of_values_without_a_buffer_are_other_loads(amp: str | None, measured: int) -> None:
+    """Sums over rows and over pixels of one buffer are one kernel only where their index expressions have one text.
+    Peaks are of Inductor's code of PyTorch 2.14.1."""
+    assert network_step("RowsAndPixels", "train", amp).lifetimes.peak_bytes == pytest.approx(measured, abs=512)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("amp", "measured"), [(None, 26_011_648), ("bf16", 16_965_632)])
+def test_an_activation_in_place_writes_to_the_product_that_it_views(amp: str | None, measured: int) -> None:
+    """The result of a linear layer over rows is a view of a product: the backward reads the product that was written
+    to. Peaks are of Inductor's code of PyTorch 2.14.1."""
+    assert network_step("ActivatedInPlace", "train", amp).lifetimes.peak_bytes == measured

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from staticmem.compiler.aot.tracer import Gradients, Tracer
+from staticmem.compiler.aot.views import view as view_again
+from staticmem.compiler.edit import replace_arguments
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node
 from staticmem.eager import strides as layout
 
@@ -83,6 +85,7 @@ class Storages:
         self.t = t
         self._views: dict[Node, _View] = {}
         self.env = Names(self._views)
+        self._within: set[Node] = set()  # views of what nothing else sees
         self.of_module: dict[Node, Node] = {}  # the present value of a placeholder -> the placeholder
 
     def view_of(self, source: Any, results: Sequence[Any], replay: Callable[[Node], Sequence[Any]]) -> None:
@@ -97,6 +100,18 @@ class Storages:
             if _path(result)[0] is root:
                 again: Replay = lambda node, k=k: _node(replay(node)[k])  # type: ignore[misc]  # noqa: E731
                 self._views[result] = _View(before.base, (*before.replays, again))
+
+    def view_within(self, results: Sequence[Any], made: Sequence[Node]) -> None:
+        """Tells that a call gave `results`, of which some are views of what it `made`: `linear` of more than two
+        dimensions is a view of a product. They are bases where a write to them cannot be traced."""
+        for result in results:
+            if not isinstance(result, Node) or result in self._views:
+                continue
+            root, path = _path(result)
+            if path and root in made and all(step.base == "aten::view" for step in path):
+                again: Replay = lambda node, shape=result.shape: view_again(self.t, node, shape)  # type: ignore[misc]  # noqa: E731
+                self._views[result] = _View(root, (again,))
+                self._within.add(result)
 
     def value(self, name: str) -> Any:
         """The present value of a name; a view of what was written to is made again."""
@@ -125,6 +140,8 @@ class Storages:
     def write(self, old: Node, new: Node) -> Node:
         """`old` has the value `new` from now on."""
         view = self._views.get(old)
+        if old in self._within and not self._can_go_to_base(old, new):
+            view = None
         base = old if view is None else view.base
         written = new if view is None else self._into_base(base, old, new)
         placeholder = base if base.target == PLACEHOLDER else self.of_module.get(base)
@@ -152,6 +169,10 @@ class Storages:
         t.record(written, [base], lambda grads, need: grads)
         t.grad_enabled = False
 
+    def _can_go_to_base(self, old: Node, new: Node) -> bool:
+        entry = self.t.entry_of(new)
+        return entry is None or (entry.inputs[0] is old and self.t.is_last(entry))
+
     def _into_base(self, base: Node, old: Node, new: Node) -> Node:
         """The base with `new` in the place of its view `old`."""
         t = self.t
@@ -172,7 +193,12 @@ class Storages:
             whole = copied(t, new_one, grad)
             part = _again(t, whole, path)
             strides = layout.dense_like(part.shape, part.strides)
+            start = len(t.nodes)
+            saved = _again(t, written, path)  # what the call has saved of its result is the view of the base
             results = list(entry.gradient([t.clone(part, strides)], entry.need))
+            for node in t.nodes[start:]:
+                if new in node.inputs:
+                    replace_arguments(node, new, saved)
             hidden = results[0] if entry.need[0] else None
             if need[0]:
                 hidden = t.full(part.shape, 0, part.dtype) if hidden is None else hidden

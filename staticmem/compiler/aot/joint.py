@@ -139,6 +139,7 @@ class _Trace:
         dtype = self.amp if op.amp is True or (self.of_backward and not op.amp) else op.amp or None
         if dtype is not None and rule is not None and rule.autocast and not writes and autocast.sees(target):
             args, kwargs = autocast.cast_arguments(self.t, rule.autocast, dtype, args, kwargs)
+        start = len(self.t.nodes)
         try:
             results = _listed(function(self.t, *args, **kwargs)) if function is not None else None
         except REFUSALS:  # arguments that the function does not know
@@ -156,6 +157,8 @@ class _Trace:
         elif writes or given is not None:
             old = args[0] if given is None else given
             results[0] = self.storages.write(old, self.t.written(results[0], old.dtype))
+        else:
+            self.storages.view_within(results, self.t.nodes[start:])
         for name, value in zip(op.outputs, results, strict=False):
             if name:
                 self.env[name] = value

@@ -338,9 +338,13 @@ class Tracer:
         entry = self._history.get(node)
         return entry[0] if entry is not None else None
 
+    def is_last(self, entry: Entry) -> bool:
+        """Nothing is on the tape behind this call."""
+        return self._tape[-1] is entry
+
     def forget(self, entry: Entry) -> bool:
         """Takes the last call off the tape again; False where another is the last."""
-        if self._tape[-1] is not entry:
+        if not self.is_last(entry):
             return False
         self._tape.pop()
         return True
