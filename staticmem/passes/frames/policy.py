@@ -189,7 +189,7 @@ class _Variables:
         held: dict[str, int] = {}
         for name in self.shared:
             last = self.last_readers[name]
-            if last.base.rstrip("_") not in SKIPPED_TO:
+            if last.base.rstrip("_") not in SKIPPED_TO or any(".pop(" in line.text for line in last.stack):
                 continue
             depth = common_depth(self.producers[name].modules, last.modules) - 1
             if depth >= 0 and any(self._is_enlarged(other) for other in last.refs() if other != name):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from small_graphs import Builder
 
-from staticmem.ir.graph import Frame, Graph, Ref
+from staticmem.ir.graph import Frame, Graph, Ref, SourceLine
 from staticmem.passes.frames.policy import POLICIES, common_depth, held_by_policy
 from staticmem.passes.frames.releases import releases_of
 
@@ -100,6 +101,13 @@ def skip(enlarged: str = "upsample_nearest2d", joined: str = "add.Tensor") -> Gr
     return b.graph(b.within().call(joined, *((up, p) if joined == "add.Tensor" else ((up, p), 1))))
 
 
+def popped_skip() -> Graph:
+    """`up(x2) + skips.pop()`, on a line that does not tell the rest."""
+    graph = skip()
+    lines = (SourceLine("m.py", 3, "forward", "x = up(x); x = x + skips.pop()"),)
+    return replace(graph, ops=tuple(replace(op, stack=lines) for op in graph.ops))
+
+
 def joined_skip() -> Graph:
     return skip(joined="cat")
 
@@ -120,7 +128,7 @@ RULES: list[tuple[Callable[[], Graph], dict[str, int]]] = [
     (later_argument, {"q": 0}), (model_output, {"p": 0}),
     (lookup_that_two_models_share, {}), (unpacked, {"p": 1, "q": 1}),
     (canvas, {"c": 0}), (canvas_of_a_result, {}), (chain, {}),
-    (skip, {"p": 0}), (joined_skip, {"p": 0}), (residual, {}),
+    (skip, {"p": 0}), (joined_skip, {"p": 0}), (popped_skip, {}), (residual, {}),
 ]  # fmt: skip
 
 
