@@ -75,6 +75,7 @@ def _decoded(model: OnnxModel, binding: Binding) -> Decoded:
         tensors.notes.append(_rebind(model, binding, net, proto, tensors.contents))
     notes = [*model.notes]
     if model.producer.startswith("pytorch") and not structured and (order := in_order_of_code(net.nodes)):
+        net.filled()  # which goes by the order of the file
         net.nodes = order
         notes = [NUMBERED]  # in place of that nodes were sorted
     if guessed:
