@@ -161,22 +161,21 @@ def test_an_export_keeps_its_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5, 6, 7, 8), (6, 7, 0, 1, 2, 3, 4, 5, 8)])
 def test_sizes_that_the_graph_computes_are_known_in_any_order(order: Sequence[int], tmp_path: Path) -> None:
-    """onnx's inference goes on from no Mod, so sizes are evaluated node by node, in the order of the file."""
+    """onnx's inference passes on no result of a Div, so sizes are evaluated node by node, in the order of the file."""
     nodes = [
         node("MatMul", ["x", "a.weight"], ["a"], name="/MatMul"),
         node("Shape", ["a"], ["s"], name="/Shape"),
         node("Gather", ["s", "last"], ["n"], name="/Gather", axis=0),
-        node("Mod", ["n", "ends"], ["t"], name="/Mod"),
+        node("Div", ["n", "parts"], ["t"], name="/Div"),
         node("Slice", ["a", "starts", "t", "axes"], ["e"], name="/Slice"),
         node("MatMul", ["e", "c.weight"], ["c"], name="/MatMul_1"),
         node("MatMul", ["x", "b.weight"], ["b"], name="/MatMul_2"),
         node("Relu", ["b"], ["r"], name="/Relu"),
         node("Sub", ["c", "r"], ["y"], name="/Sub"),
     ]
-    tensors = [weight("a.weight", 64, 64), weight("b.weight", 64, 32), weight("c.weight", 24, 32)]
-    tensors += [ints("last", 1), ints("ends", 40), ints("starts", 0), ints("axes", 1)]
+    tensors = [weight("a.weight", 64, 64), weight("b.weight", 64, 32), weight("c.weight", 32, 32)]
+    tensors += [ints("last", 1), ints("parts", 2), ints("starts", 0), ints("axes", 1)]
     proto = model(nodes, [value("x", [8, 64])], ["y"], tensors)
     proto.producer_name = "pytorch"
-    bound(in_order(proto, order), tmp_path)
-    report = staticmem.analyze(str(tmp_path / "model.onnx"))
-    assert not report.coverage.unknown
+    values = bound(in_order(proto, order), tmp_path).values
+    assert [values[name].shape for name in ("e", "c", "y")] == [(8, 32)] * 3
