@@ -330,11 +330,12 @@ def _written_out(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     if mask is not None:
         scores = add(e, scores, mask)
         e.collect(keep=(scores,))
-    if e.autocast is not None:
+    if e.autocast is not None and scores.dtype is not dtypes.float32:
         scores = to_copy(e, scores, dtypes.float32)
     weights = softmax(e, scores, -1)
     e.collect(keep=(weights,))
-    weights = to_copy(e, dropout(e, weights, dropout_p, True), dtype)
+    weights = dropout(e, weights, dropout_p, True)
+    weights = weights if weights.dtype is dtype else to_copy(e, weights, dtype)  # `to()` makes none of the same type
     e.collect(keep=(weights,))
     return matmul(e, weights, v)
 

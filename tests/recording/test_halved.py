@@ -200,9 +200,9 @@ def test_grouped_products_in_float32() -> None:
 class Attends(torch.nn.Module):  # type: ignore[misc]
     """Self-attention by one call, or written out as models before PyTorch 2.0 have it."""
 
-    def __init__(self, written_out: bool) -> None:
+    def __init__(self, written_out: bool, rate: float) -> None:
         super().__init__()
-        self.written_out = written_out
+        self.written_out, self.rate = written_out, rate
         self.inner, self.outer = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Any) -> Any:
@@ -211,19 +211,22 @@ class Attends(torch.nn.Module):  # type: ignore[misc]
         if self.written_out:
             weights = query @ key.transpose(-2, -1) * 0.25
             weights = torch.softmax(weights, dim=-1)
-            result = torch.nn.functional.dropout(weights, 0.1, self.training) @ value
+            result = torch.nn.functional.dropout(weights, self.rate, self.training) @ value
         else:
-            result = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=0.1)
+            result = torch.nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=self.rate)
         return self.outer(result.transpose(1, 2).reshape(batch, tokens, WIDTH))
 
 
-@pytest.mark.parametrize("options", [{"dtype": "fp32"}, {"dtype": "bf16"}, {"amp": "fp16"}])
-def test_attention_before_2_0_is_written_out_in_the_dtype_of_its_inputs(options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [({"dtype": "fp32"}, 0.1), ({"dtype": "fp32"}, 0.0), ({"dtype": "bf16"}, 0.1), ({"amp": "fp16"}, 0.1)],
+)
+def test_attention_before_2_0_is_written_out_in_the_dtype_of_its_inputs(options: dict[str, str], rate: float) -> None:
     """The plain kernel of later releases computes it in float32, and scales queries and keys."""
     peaks = []
     for written_out in (True, False):
         with torch.device("meta"):
-            document = record(Attends(written_out), (torch.zeros(4, 256, WIDTH),))
+            document = record(Attends(written_out, rate), (torch.zeros(4, 256, WIDTH),))
         request = request_of({"batch": 4, "optimizer": "adamw", "torch_version": "1.13", **options})
         peaks.append(Study(RecordedModel("<m>", document, "pt2"), request).report.peak.live_bytes)
     assert peaks[0] == peaks[1]
