@@ -45,6 +45,8 @@ _OF_CUDA_11: tuple[tuple[Capability, str], ...] = (
 )
 JETSON = ((8, 7),)  # Orin: NVIDIA's own builds for JetPack; Thor (11.0) runs those for aarch64
 
+RECORDED_AS: Capability = (9, 0)  # what code is told that asks while it is recorded (`recording.device_answers`)
+
 # The first compute capability with arithmetic in bfloat16 (torch/cuda/__init__.py,
 # `is_bf16_supported(including_emulation=False)`). Before it eager kernels load bfloat16 and compute in float32.
 _BFLOAT16 = (8, 0)

@@ -82,6 +82,7 @@ class RecordedModel:
             embeddings = fields.mapping(self.document.get("input_embeddings", {"paths": [], "require_grad": False}))
             paths = tuple(fields.text(path) for path in fields.items(embeddings["paths"]))
             self.input_embeddings = paths, fields.boolean(embeddings["require_grad"])
+            self.asked_of_gpu = [fields.text(name) for name in fields.items(self.document.get("asked_of_gpu", []))]
             self.loss_function = fields.text(self.document.get("loss_function", ""))
             self.sizes = traced_sizes.of_content(self.document["sizes"])
             of_training = {**self.document["sizes"], "conditions": self.document.get("training_conditions", [])}

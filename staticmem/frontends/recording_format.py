@@ -23,6 +23,7 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `programs` | those that differ, each with its `modes`: `[training, dtype of autocast or null]` |
 | `halved` | of the module cast to bfloat16: inference, and all modes where more differs than casts. Older lack it |
 | `input_embeddings` | of transformers: `paths` of what `enable_input_require_grads()` hooks, `require_grad`: it was |
+| `asked_of_gpu` | functions that told the code which GPU it runs on, with the answers of an H100 (older lack it) |
 
 The name of a parameter begins with as many components of the name before as `shared` says; `same` is the index of the
 one whose storage it shares, or -1. The call that a module call is within is `up` rows before (0: none); a path that

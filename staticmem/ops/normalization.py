@@ -14,13 +14,14 @@ from staticmem.eager.trace import Reduction
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Op, Ref
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.arithmetic import mul
+from staticmem.ops.arithmetic import div, mul
 from staticmem.ops.casts import to_copy
 from staticmem.ops.onnx import Calls, Context, Results, Shape, declare_sizes, integer, like_first, real, translation
-from staticmem.ops.pointwise import grad_of
+from staticmem.ops.pointwise import end_statement, grad_of
 from staticmem.ops.rearranging import repeat
+from staticmem.ops.reduction import norm
 from staticmem.ops.registry import KernelCall, Temporary, declare, function_of, rule, workspace
-from staticmem.ops.views import contiguous, reshape
+from staticmem.ops.views import contiguous, reshape, transpose
 from staticmem.units import exactly
 
 
@@ -312,7 +313,11 @@ def _composite_rms_norm(e: Eager, input: Tensor, axes: tuple[int, ...], weight: 
 
 @rule("_weight_norm")
 def weight_norm(e: Eager, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """Fused on CUDA for the first and the last dimension: saves v, g and float32 norms; both gradients in one go."""
+    """Fused on CUDA for the first and the last dimension: saves v, g and float32 norms; both gradients in one go.
+    Otherwise v * (g / norm), each recorded (WeightNorm.cpp)."""
+    v, g = contiguous(e, v), contiguous(e, g)
+    if dim not in (0, v.ndim - 1):
+        return mul(e, v, div(e, g, _norm_except(e, v, dim)))
     out = e.empty_like(v, kernel="aten._weight_norm_interface.default")
     norms = e.empty(g.shape, dtypes.float32 if g.dtype in dtypes.HALVES else g.dtype)
 
@@ -322,6 +327,21 @@ def weight_norm(e: Eager, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
     e.record("WeightNormInterfaceBackward0", out, [v, g], [Formula((0, 1), gradients)], [g, v, norms])
     return out
+
+
+def _norm_except(e: Eager, v: Tensor, dim: int) -> Tensor:
+    """`norm_except_dim` of WeightNorm.cpp: the norm over all dimensions but one; -1: over all."""
+    if dim == -1:
+        return norm(e, v, 2)
+    if dim not in (0, v.ndim - 1):
+        return transpose(e, _norm_except(e, transpose(e, v, 0, dim), 0), 0, dim)
+    sizes = tuple(size if axis == dim else 1 for axis, size in enumerate(v.shape))
+    flat = (v.shape[0], -1) if dim == 0 else (-1, v.shape[-1])
+    copy = contiguous(e, v)
+    norms = reshape(e, norm(e, reshape(e, copy, flat), 2, 1 if dim == 0 else 0), sizes)
+    if copy is not v:
+        end_statement(e, copy)
+    return norms
 
 
 @translation("BatchNormalization")

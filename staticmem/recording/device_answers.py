@@ -135,8 +135,10 @@ class _InPlaceOfCuda(TorchFunctionMode):  # type: ignore[misc]
 
 
 @contextmanager
-def as_on_gpu(stands_for: str = gpu.DEVICE) -> Iterator[None]:
-    """Within it the code of a model gets the answers of a GPU of tensors on the device that stands for it."""
+def as_on_gpu(stands_for: str = gpu.DEVICE) -> Iterator[set[str]]:
+    """Within it the code of a model gets the answers of a GPU of tensors on the device that stands for it. What it asks
+    of the GPU's kind (`get_device_capability`) is in the set that this gives."""
+    asked: set[str] = set()
     device: Any = FakeTensor.__dict__["device"]
     is_cuda, is_meta, index_of = (getattr(torch._C.TensorBase, n) for n in ("is_cuda", "is_meta", "get_device"))
     is_there = getattr(torch._C.TensorBase, f"is_{stands_for}")
@@ -162,8 +164,8 @@ def as_on_gpu(stands_for: str = gpu.DEVICE) -> Iterator[None]:
         "is_available": _answered(torch.cuda.is_available, True),
         "device_count": _answered(torch.cuda.device_count, 1),
         "current_device": _answered(torch.cuda.current_device, 0),
-        "get_device_capability": _answered(torch.cuda.get_device_capability, _CAPABILITY),
-        "get_device_name": _answered(torch.cuda.get_device_name, _NAME),
+        "get_device_capability": _answered(torch.cuda.get_device_capability, _CAPABILITY, asked=asked),
+        "get_device_name": _answered(torch.cuda.get_device_name, _NAME, asked=asked),
         "is_initialized": _answered(torch.cuda.is_initialized, True),
         **{name: _answered(getattr(torch.cuda, name), None) for name in _NOTHING},
         **{name: _refused(name) for name in _UNKNOWN},
@@ -189,7 +191,7 @@ def as_on_gpu(stands_for: str = gpu.DEVICE) -> Iterator[None]:
     with ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        yield
+        yield asked
 
 
 def _is_inner(frame: FrameType) -> bool:
@@ -197,11 +199,16 @@ def _is_inner(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in _INNER
 
 
-def _answered(function: Callable[..., Any], answer: Any, of_torch: bool = False) -> Callable[..., Any]:
-    """The function with an answer for the code of a model; `of_torch`: for PyTorch's own, too."""
+def _answered(
+    function: Callable[..., Any], answer: Any, of_torch: bool = False, asked: set[str] | None = None
+) -> Callable[..., Any]:
+    """The function with an answer for the code of a model, which is then among those `asked`; `of_torch`: for PyTorch's
+    own, too."""
 
     def ask(*args: Any, **kwargs: Any) -> Any:
         if of_torch or not _is_inner(sys._getframe(1)):
+            if asked is not None:
+                asked.add(function.__name__)
             return answer
         return function(*args, **kwargs)
 

@@ -80,13 +80,14 @@ def record(
             with (
                 _fake(module, given, named, opened, on_host) as call,
                 gpu.meta_as_gpu(),
-                as_on_gpu(),
+                as_on_gpu() as asked_of_gpu,
                 tracing.quiet(),
                 tracing.oblivious(),
                 known_answers(),
             ):
                 call.loss, call.progress = loss, progress or call.progress
                 document = call.document(tree_leaves((tuple(args), keywords)), opened)
+                document |= {"asked_of_gpu": sorted(asked_of_gpu)} if asked_of_gpu else {}
         except Exception as error:
             last = error
             continue

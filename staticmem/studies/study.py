@@ -39,6 +39,7 @@ from staticmem.studies.unsaid_training import leaves_checkpoints_open
 from staticmem.units import format_bytes
 
 if TYPE_CHECKING:
+    from staticmem.devices.gpus import Gpu
     from staticmem.devices.meters import Device, DeviceMeters
     from staticmem.parallel.rank import Strategy
     from staticmem.studies.live_band import LiveBand
@@ -338,6 +339,8 @@ class Study:
         notes = [*self._scenario[1], *self._binding[1], *self._graph[1], *idle_in(self.request, result.graph.bases)]
         if result.unknown:
             notes += _unknown_ops(result)
+        if self.request.gpu is not None:
+            notes += _other_gpu(getattr(self.model, "asked_of_gpu", ()), self.device.gpu)
         if self.scenario.training and not result.trained:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
         if self.scenario.outputs == HELD:
@@ -437,6 +440,21 @@ def _at_sizes(model: ModelFile, request: Request) -> ModelFile:
             sizes |= dict(zip(sides, request.image_size, strict=True))
     resized: ModelFile = again(sizes, request.scenario()[0].training)
     return resized
+
+
+def _other_gpu(asked: Sequence[str], card: Gpu) -> list[Note]:
+    """That code which asks which GPU it runs on was recorded as on another one."""
+    from staticmem.devices.architectures import RECORDED_AS, capability
+
+    chip = capability(card.chip or card.architecture)
+    if not asked or chip in (None, RECORDED_AS):
+        return []
+    major, minor = chip or RECORDED_AS
+    text = (
+        f"the code asks which GPU it runs on ({', '.join(asked)[:80]}), and was recorded with the answers of an H100 "
+        f"(compute capability 9.0): on the {card.name} ({major}.{minor}) it may run other ops, which no band here has"
+    )
+    return [Note("warning", "SM389", text)]
 
 
 def key_of(request: Request) -> Key:

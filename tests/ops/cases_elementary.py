@@ -39,6 +39,7 @@ def _elementary() -> list[Case]:
     cases += [call("aten::count_nonzero", f(4, 3)), call("aten::count_nonzero.dim_IntList", f(4, 3), (1,))]
     cases += [call("aten::histc", f(4, 3), 8)]
     cases += [call("aten::_weight_norm", f(4, 3, 5), g, dim) for g, dim in ((f(4, 1, 1), 0), (f(1, 1, 5), 2))]
+    cases += [call("aten::_weight_norm", f(4, 3, 5), g, dim) for g, dim in ((f(), -1), (f(1, 3, 1), 1))]
     cases += [call("aten::_is_all_true", b(4)), call("aten::_is_any_true", b(4))]
     cases += [call("aten::isin.Tensor_Tensor", i(4), i(3))]
     cases += [call("aten::addbmm", f(4, 3), f(2, 4, 5), f(2, 5, 3))]

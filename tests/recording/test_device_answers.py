@@ -204,3 +204,16 @@ def test_the_graph_of_an_export_has_what_the_code_puts_on_the_gpu(maker: str, mo
         x = torch.empty(1024, device=device)
         report = staticmem.analyze(Makes(MAKERS[maker]), (x,), mode="infer", outputs="dropped")
         assert report.peak.live_bytes == 5 * 4096, device
+
+
+def test_a_report_for_another_gpu_says_that_the_code_asked() -> None:
+    x = torch.empty(2, 4, device="meta")
+    for question, gpu, is_said in (
+        ("capability", "t4", True),
+        ("capability", "h100-sxm-80gb", False),
+        ("cuda", "t4", False),
+    ):
+        report = staticmem.analyze(Asks(QUESTIONS[question]), (x,), mode="infer", gpu=gpu)
+        texts = [note.text for note in report.warnings if note.code == "SM389"]
+        assert bool(texts) is is_said, (question, gpu)
+        assert all("get_device_capability" in text and "(7.5)" in text for text in texts)
