@@ -6,14 +6,19 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from onnx_models import bound, ints, model, node, targets, value, weight
+from onnx_models import bound, fx, ints, model, node, targets, value, weight
 
 import staticmem
 from staticmem.errors import ModelFileError
+from staticmem.frontends.onnx import open_onnx
+from staticmem.frontends.onnx.decode import decode
+from staticmem.frontends.onnx.model import OnnxModel
 from staticmem.frontends.onnx.ordering import put_in_order
+from staticmem.ir.model_file import resolve
 
 
 def test_makers_move_in_front_of_readers_and_the_rest_stays(tmp_path: Path) -> None:
@@ -179,3 +184,50 @@ def test_sizes_that_the_graph_computes_are_known_in_any_order(order: Sequence[in
     proto.producer_name = "pytorch"
     values = bound(in_order(proto, order), tmp_path).values
     assert [values[name].shape for name in ("e", "c", "y")] == [(8, 32)] * 3
+
+
+def decoded(proto: onnx.ModelProto, folder: Path) -> list[str]:
+    """The nodes of a file as passes get them, by their names."""
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    opened = open_onnx(str(path))
+    assert isinstance(opened, OnnxModel)
+    return [each.name for each in decode(opened, resolve(opened)).net.nodes]
+
+
+def test_lists_of_the_dynamo_exporter_stay_and_are_put_back(tmp_path: Path) -> None:
+    """`chunk` is a list in its files, which nothing unrolls."""
+    nodes = [
+        node("Relu", ["x"], ["a"], name="node_relu"),
+        node("SplitToSequence", ["a", "half"], ["l"], name="node_split", axis=1),
+        node("SequenceAt", ["l", "zero"], ["p"], name="node_getitem"),
+        node("SequenceAt", ["l", "one"], ["q"], name="node_getitem_1"),
+        node("Relu", ["q"], ["s"], name="node_relu_1"),
+        node("Mul", ["p", "s"], ["y"], name="node_mul"),
+    ]
+    scalars = [onnx.numpy_helper.from_array(np.array(number), name) for name, number in (("zero", 0), ("one", 1))]
+    for each in nodes:
+        fx(each, "%relu : [num_users=1] = call_function[target=torch.ops.aten.relu.default](args = (%x,), kwargs = {})")
+    proto = model(nodes, [value("x", [2, 8])], ["y"], [ints("half", 4), *scalars])
+    proto.producer_name = "pytorch"
+    expected = [each.name for each in nodes]
+    assert decoded(proto, tmp_path) == expected
+    assert decoded(in_order(proto, (0, 1, 3, 4, 2, 5)), tmp_path) == expected
+
+
+def test_constants_tell_the_order_of_their_readers(tmp_path: Path) -> None:
+    """`a = -x + 1`, then `b = exp(x) - 2`: no number of theirs tells which was first, but that of the constants."""
+    nodes = [
+        node("Neg", ["x"], ["n"], name="/Neg"),
+        node("Constant", [], ["c1"], name="/Constant_1", value_floats=[1.0]),
+        node("Add", ["n", "c1"], ["a"], name="/Add"),
+        node("Exp", ["x"], ["e"], name="/Exp"),
+        node("Constant", [], ["c2"], name="/Constant_2", value_floats=[2.0]),
+        node("Sub", ["e", "c2"], ["b"], name="/Sub"),
+        node("Relu", ["b"], ["r"], name="/Relu"),
+        node("Relu", ["a"], ["s"], name="/Relu_1"),
+        node("Mul", ["r", "s"], ["y"], name="/Mul"),
+    ]
+    proto = in_order(model(nodes, [value("x", [2])], ["y"]), (3, 4, 5, 0, 1, 2, 7, 6, 8))
+    names = decoded(proto, tmp_path)
+    assert names.index("/Add") < names.index("/Sub") < names.index("/Relu") < names.index("/Relu_1")

@@ -69,12 +69,13 @@ def _decoded(model: OnnxModel, binding: Binding) -> Decoded:
     # most graphs need no message of their own
     proto: Any = model.body.proto(binding.shapes) if binding.rebound or structured else None
     net, tensors = _net(model, proto, binding, model.nodes)
+    given = net
     if structured:
         net, tensors, guessed, endless, long = _unrolled(model, proto, binding, net, tensors)
     if binding.rebound:
         tensors.notes.append(_rebind(model, binding, net, proto, tensors.contents))
     notes = [*model.notes]
-    if model.producer.startswith("pytorch") and not structured and (order := in_order_of_code(net.nodes)):
+    if model.producer.startswith("pytorch") and net is given and (order := in_order_of_code(net.nodes)):
         net.filled()  # which goes by the order of the file
         net.nodes = order
         notes = [NUMBERED]  # in place of that nodes were sorted

@@ -106,7 +106,7 @@ def in_order_of_code(nodes: Sequence[Node]) -> list[Node] | None:
     numbered = list(_numbered(nodes).values())
     if not any(_falls(numbers) for numbers in numbered) and not _has_torn_call(nodes):
         return None
-    order = _by_numbers(nodes, numbered)
+    order = _by_numbers(nodes, [*numbered, *_by_constants(nodes)]) or _by_numbers(nodes, numbered)
     if order is None or order == list(range(len(nodes))):
         return None
     return [nodes[index] for index in order]
@@ -128,6 +128,24 @@ def _numbered(nodes: Sequence[Node]) -> Mapping[str, list[tuple[int, int]]]:
             continue
         groups[stem].append((int(digits), index))
     return groups
+
+
+def _by_constants(nodes: Sequence[Node]) -> list[list[tuple[int, int]]]:
+    """Nodes in the order of the constants that they alone read: exporters write a constant where its reader's turn is.
+    Optimisers share constants and move them, so that this is asked of files alone that are put back anyway."""
+    made_at = {node.outputs[0]: node for node in nodes if node.op == "Constant" and node.outputs}
+    readers: dict[str, list[int]] = defaultdict(list)
+    for index, node in enumerate(nodes):
+        for name in node.inputs:
+            if name in made_at:
+                readers[name].append(index)
+    groups: dict[str, dict[int, int]] = defaultdict(dict)  # by the name without its number: reader -> number
+    for name, indices in readers.items():
+        stem, _, digits = made_at[name].name.rpartition("_")
+        if len(indices) == 1 and digits.isdecimal():
+            numbers = groups[stem]
+            numbers[indices[0]] = max(int(digits), numbers.get(indices[0], 0))
+    return [[(number, index) for index, number in numbers.items()] for numbers in groups.values()]
 
 
 def _falls(numbers: Sequence[tuple[int, int]]) -> bool:
