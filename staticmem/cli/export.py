@@ -99,7 +99,7 @@ def _of_code(kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
     module.train(not args.eval)
     request = ExportRequest(module, inputs, kind, args.exporter, not args.eval, args.stack_traces, loss)
     try:
-        with Progress("modes recorded") as bar:
+        with Progress("modes and the graph") as bar:
             data, lines = exported(replace(request, progress=bar.update))
     except ModelFileError as error:
         if NEITHER in error.why:

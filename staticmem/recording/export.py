@@ -13,7 +13,7 @@ from staticmem.frontends import traced_sizes
 from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import EXPORTERS, NEITHER, NO_GRAPH, NOT_RECORDED, no_graph, not_recorded, tracing, writing
 from staticmem.recording.attach import alone, with_recording
-from staticmem.recording.record import record
+from staticmem.recording.record import PARTS, record
 from staticmem.recording.told import both_lines, lines_of
 
 
@@ -77,12 +77,18 @@ def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
     """
     document: dict[str, Any] | None = None
     unrecorded: ModelFileError | None = None
+
+    def tell(done: int, total: int = PARTS) -> None:
+        if request.progress is not None:
+            request.progress(done, total + 1)  # and the graph
+
     try:  # first: an export that fails may leave its tensors in the module
         document = record(
-            request.module, request.inputs, request.kwargs, request.loss, axes=request.axes, progress=request.progress
+            request.module, request.inputs, request.kwargs, request.loss, axes=request.axes, progress=tell
         )
     except ModelFileError as error:
         unrecorded = error
+    tell(PARTS)
     try:
         data, lines = graph_file(request)
     except ModelFileError as error:

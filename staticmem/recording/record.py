@@ -36,7 +36,7 @@ from staticmem.recording.input_embeddings import input_embeddings
 from staticmem.recording.known_answers import known_answers
 from staticmem.recording.patched import watched_calls
 from staticmem.recording.plain_integers import symbolic_integers
-from staticmem.recording.repeated_calls import fake_mode
+from staticmem.recording.repeated_calls import fake_mode, known_arithmetic
 from staticmem.recording.sizes import Sizes
 from staticmem.recording.watch import Program, Watch
 from staticmem.version import __version__
@@ -46,6 +46,7 @@ from staticmem.version import __version__
 Mode = tuple[bool, torch.dtype | None]
 MODES: tuple[Mode, ...] = ((False, None), (True, None), (False, torch.bfloat16), (True, torch.bfloat16))
 MOST_CALLS = 4  # behind the second one: until one is like a call before it
+PARTS = len(MODES) + 1  # of a recording: the modes, and the module cast to 16 bits
 
 
 def record(
@@ -83,6 +84,7 @@ def record(
                 as_on_gpu() as asked_of_gpu,
                 tracing.quiet(),
                 tracing.oblivious(),
+                known_arithmetic(),
                 known_answers(),
             ):
                 call.loss, call.progress = loss, progress or call.progress
@@ -161,9 +163,9 @@ class _Call:
         try:
             of_modes = {}
             for done, mode in enumerate(MODES):
-                self.progress(done, len(MODES) + 1)  # and the module cast to 16 bits
+                self.progress(done, PARTS)
                 of_modes[mode] = row(mode, data)
-            self.progress(len(MODES), len(MODES) + 1)
+            self.progress(len(MODES), PARTS)
             for mode, program in of_modes.items():
                 if program is not None:
                     programs.add(program, *_named_mode(mode))

@@ -16,7 +16,7 @@ Source: torch/_subclasses/fake_tensor.py (`_cached_dispatch_impl`, `_cache_key`,
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -24,9 +24,17 @@ from unittest import mock
 import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.sym_node import SymNode
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_GUARD = "_guard_or"
+_EXAMPLE_HELD = "_staticmem_example_held"
+# what depends on its two operands alone; the rest of a division looks at the ranges of sizes too
+_ARITHMETIC = [f"_{name}" for name in ("add", "sub", "mul", "int_floordiv", "sym_max", "sym_min",
+                                       "eq", "ne", "lt", "le", "gt", "ge")]  # fmt: skip
 _MADE = "_get_output_tensor_from_cache_entry"
 _NEEDED = (
     (torch, "_functionalize_unsafe_set"),
@@ -84,7 +92,71 @@ def known_sizes() -> Iterator[None]:
                     sizes.numel(), sizes.is_contiguous()
             return _fake(mode, sizes, metadata.device, args[entry.view_idx] if view else None)
 
-    with mock.patch.object(FakeTensorMode, _MADE, from_sizes):
+    with mock.patch.object(FakeTensorMode, _MADE, from_sizes), _answered_by_example():
+        yield
+
+
+@contextmanager
+def _answered_by_example() -> Iterator[None]:
+    """Within it PyTorch proves no statement of which the sizes of the example are a counterexample.
+
+    `guard_or_false` asks whether a statement holds for all sizes, and takes False where that is not known;
+    `guard_or_true` the other way round. Where the example gives the answer that is taken, the proof changes nothing.
+    Sizes that PyTorch takes for larger than they are (1 as 2) are no example of what it says.
+
+    Source: torch/fx/experimental/symbolic_shapes.py (`_guard_or`, `_sym_node_hint_disproves`).
+    """
+    prove = getattr(symbolic_shapes, _GUARD, None)
+    if prove is None:
+        yield
+        return
+
+    def guard_or(asked: Any, default: bool) -> bool:
+        example: bool | None = asked.node._hint if isinstance(asked, torch.SymBool) else None
+        if example is default and _holds_example(asked.node.shape_env):
+            return default
+        return bool(prove(asked, default))
+
+    with mock.patch.object(symbolic_shapes, _GUARD, guard_or):
+        yield
+
+
+def _holds_example(env: Any) -> bool:
+    """Whether the example has no size of 0 or 1, which are the ones that ranges of sizes may leave out."""
+    values = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    count, holds = getattr(env, _EXAMPLE_HELD, (0, True))
+    if count != len(values):  # sizes are added, and none is changed
+        holds = all(int(n) > 1 for n in values.values())
+        setattr(env, _EXAMPLE_HELD, (len(values), holds))
+    return bool(holds)
+
+
+@contextmanager
+def known_arithmetic() -> Iterator[None]:
+    """Within it a sum, product or comparison of symbolic sizes that repeats is the node of the first one.
+
+    A recording writes expressions down; a trace of proxies has to tell the nodes apart.
+    """
+    kept: dict[Any, Any] = {}
+
+    def repeated(name: str, compute: Any) -> Any:
+        def of_two(one: Any, other: Any) -> Any:
+            if get_proxy_mode() is not None or type(one) is not SymNode or type(other) is not SymNode:
+                return compute(one, other)
+            key = (
+                name, id(one.shape_env), one.expr, other.expr, one.pytype, other.pytype, one._hint, other._hint,
+                one._optimized_summation, other._optimized_summation,
+            )  # fmt: skip
+            if key not in kept:
+                kept[key] = compute(one, other), one.shape_env  # which keeps its address
+            return kept[key][0]
+
+        return of_two
+
+    with ExitStack() as stack:
+        for name in _ARITHMETIC:
+            if AVAILABLE and hasattr(SymNode, name) and hasattr(SymNode, "_optimized_summation"):
+                stack.enter_context(mock.patch.object(SymNode, name, repeated(name, getattr(SymNode, name))))
         yield
 
 
@@ -232,8 +304,8 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
         if argument < 0:
             return _Result(-1, result.fake_device, form=(shape, strides, offset, result.dtype, storage.nbytes()))
         with _in_kernel(self), self.shape_env.suppress_guards():
-            pattern = torch.empty_strided(shape, strides, dtype=result.dtype, device="meta")
-            pattern.set_(torch.empty_like(pattern).untyped_storage(), offset, shape, strides)
+            pattern = _sizes(shape, strides, offset, result.dtype, 0)
+            pattern.numel(), pattern.is_contiguous()
         return _Result(argument, result.fake_device, pattern)
 
     def _again(self, result: _Result, args: Any) -> Any:

@@ -202,3 +202,11 @@ def test_names_that_are_none(names: dict[str, str]) -> None:
     text = json.dumps({"example": {}, "least": {}, "conditions": [], "names": names})
     with pytest.raises(ModelFileError, match="damaged sizes"):
         traced_sizes.read(text, "net.pt2")
+
+
+def test_progress_counts_modes_and_the_graph() -> None:
+    told: list[tuple[int, int]] = []
+    with torch.device("meta"):
+        request = ExportRequest(nn.Linear(16, 4), (torch.zeros(2, 16),), ".pt2", progress=lambda *at: told.append(at))
+    exported(request)
+    assert told == [(done, 6) for done in range(6)]

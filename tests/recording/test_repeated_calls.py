@@ -178,3 +178,43 @@ def test_calls_with_other_arguments_are_told_apart() -> None:
             assert (x.to(torch.int32) + 1.0).dtype is torch.float32
             assert [tuple(x.sum(axis).shape) for axis in (0, 1)] == [(4,), (3,)]
             assert [x.t().contiguous().stride(), x.t().clone().stride()] == [(3, 1), (1, 4)]
+
+
+# -- questions about sizes -----------------------------------------------------------------------------------------
+
+
+def size_of(env: Any, hint: int) -> Any:
+    source = ConstantSource("n")
+    symbol = env.create_symbol(hint, source, DimDynamic.DYNAMIC, do_not_specialize_zero_one=True)
+    return env.create_symintnode(symbol, hint=hint, source=source)
+
+
+@pytest.mark.parametrize("hint", [1, 2, 6])
+def test_what_an_example_answers_is_what_a_proof_gives(hint: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
+
+    def answers() -> list[bool]:
+        n = size_of(ShapeEnv(), hint)
+        questions = [n == 1, n != 1, n == 6, n != 6, n < 3, n >= 2, n % 2 == 0, n + 1 > n, n * 2 == 2]
+        with tracing.oblivious():
+            return [ask(question) for question in questions for ask in (guard_or_false, guard_or_true)]
+
+    assert answers() == without(monkeypatch, answers)
+
+
+def test_an_example_with_a_size_of_1_answers_nothing() -> None:
+    env = ShapeEnv()
+    size_of(env, 6)
+    assert repeated_calls._holds_example(env)
+    size_of(env, 1)
+    assert not repeated_calls._holds_example(env)
+
+
+def test_arithmetic_that_repeats_is_done_once() -> None:
+    n = size_of(ShapeEnv(), 6)
+    with repeated_calls.known_arithmetic():
+        assert (n * 4).node is (n * 4).node
+        assert str(n * 4 + 1) == str(n + n * 3 + 1)
+        others = size_of(ShapeEnv(), 5)
+        assert (others * 4).node.hint == 20
+    assert (n * 4).node is not (n * 4).node
