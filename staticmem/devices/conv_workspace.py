@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from staticmem.devices.conv import BACKWARD_FILTER, Convolution
@@ -51,7 +52,7 @@ def workspace(conv: Convolution, architecture: str, version: str, cudnn: Cudnn |
     """
     used = runs_on_cudnn(conv, architecture)
     if used is False:
-        return NOTHING
+        return _columns(conv)
     band = _asked(conv, architecture, cudnn) if cudnn is not None else _from_table(conv, architecture, version)
     return band if used else Band(0, 0, band.high)
 
@@ -109,6 +110,17 @@ def fastest_plan(first: Band, sizes: tuple[int, ...]) -> Band:
     cuDNN orders its heuristic by expected time; what a card measures may order them otherwise.
     """
     return Band(min(first.low, *sizes), first.expected, max(first.high, *sizes)) if sizes else first
+
+
+def _columns(conv: Convolution) -> Band:
+    """What PyTorch's own kernels take where cuDNN does not run: the windows of one sample as columns, which a matrix
+    product reads or writes in each pass. Depthwise kernels take none, nor does a window of one element
+    (aten/src/ATen/native/cuda/ConvolutionMM2d.cu, NaiveConvolutionTranspose2d.cu, NaiveDilatedConvolution.cu; a
+    dilated kernel makes them in any case)."""
+    plain = prod(conv.w[2:]) == 1 and set(conv.stride) == {1} and set(conv.padding) == {0} and set(conv.dilation) == {1}
+    if plain or (conv.depthwise and len(conv.stride) == 2):
+        return NOTHING
+    return exactly(conv.w[1] * prod(conv.w[2:]) * prod(conv.y[2:]) * conv.itemsize)
 
 
 def _asked(conv: Convolution, architecture: str, cudnn: Cudnn) -> Band:

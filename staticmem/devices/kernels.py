@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from staticmem.allocators.process import FIRST, LAST, Workspace
 from staticmem.devices.conv import passes_of
-from staticmem.devices.conv_workspace import fastest_plan, largest_plan, plans, stray_bounds, workspace
+from staticmem.devices.conv_workspace import fastest_plan, largest_plan, plans, runs_on_cudnn, stray_bounds, workspace
 from staticmem.devices.gpus import DEFAULT_ARCHITECTURE
 from staticmem.devices.profile import DEFAULT_TORCH, Profile, load
 from staticmem.devices.reductions import Multiprocessors, reduction_buffer
@@ -102,7 +102,8 @@ def _convolution_needs(
     the kernel's first result, the next behind its second (data gradient, then weight gradient: ConvShared.cpp)."""
     needs: list[Need] = []
     for after, conv in enumerate(passes_of(call, channels_last, allow_tf32)):
-        what = f"cuDNN {_PASS_NAMES[call.gradients][after]}"
+        on_cudnn = runs_on_cudnn(conv, architecture) is not False
+        what = f"{'cuDNN' if on_cudnn else 'columns of'} {_PASS_NAMES[call.gradients][after]}"
         band = workspace(conv, architecture, cudnn_version, cudnn)
         sizes = plans(conv, architecture, cudnn_version, cudnn)
         if benchmark:
@@ -113,7 +114,8 @@ def _convolution_needs(
                 halves = tuple([largest.expected >> n for n in range(1, largest.expected.bit_length())])
                 needs.append(Need(largest, after, fallbacks=halves, what=f"{what}: search", once=f"search {conv}"))
             band = fastest_plan(band, sizes)
-        fallbacks = (*(size for size in sizes[1:] if size < band.expected), 0) if band.expected else ()
+        smaller = [size for size in sizes[1:] if size < band.expected]
+        fallbacks = (*smaller, 0) if band.expected and on_cudnn else ()
         strays = None if cudnn is not None else stray_bounds(conv, architecture, band, cudnn_version)
         if band != NOTHING or strays is not None:
             needs.append(Need(band, after, fallbacks=fallbacks, what=what, strays=strays, plan=conv))

@@ -24,7 +24,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ops import lookup
 from staticmem.ops.convolution import conv, conv_transpose
 from staticmem.ops.views import permute
-from staticmem.units import NOTHING
+from staticmem.units import NOTHING, exactly
 
 CONV = Convolution(FORWARD, "tf32", False, (32, 64, 56, 56), (128, 64, 3, 3), (2, 2), (1, 1), (1, 1))
 DEPTHWISE = replace(CONV, w=(64, 1, 3, 3), groups=64)
@@ -196,6 +196,17 @@ def test_depthwise(change: dict[str, Any], architecture: str, expected: bool | N
         assert workspace(conv, architecture, "9.26.0") == NOTHING
     if expected is None:
         assert workspace(conv, architecture, "9.26.0").expected == 0
+
+
+@pytest.mark.parametrize("direction", PASSES)
+def test_windows_are_columns_where_cudnn_does_not_run(direction: str) -> None:
+    """One sample in bfloat16 before Ampere: 64 channels of 3 x 3 windows, for 28 x 28 places."""
+    conv = replace(CONV, precision="bfloat16", direction=direction)
+    assert workspace(conv, "sm_75", "9.26.0") == exactly(2 * 64 * 9 * 28 * 28)
+    grouped = replace(conv, w=(128, 16, 3, 3), groups=4)
+    assert workspace(grouped, "sm_70", "9.26.0") == exactly(2 * 16 * 9 * 28 * 28)
+    pointwise = replace(conv, w=(128, 64, 1, 1), stride=(1, 1), padding=(0, 0))
+    assert workspace(pointwise, "sm_75", "9.26.0") == NOTHING
 
 
 def test_a_precision_without_a_table_is_a_band_from_nothing() -> None:

@@ -119,6 +119,14 @@ def test_without_tf32_and_on_older_cards_there_is_less() -> None:
     assert total(Setup("sm_75")) < total(Setup("sm_80")) / 5
 
 
+def test_columns_have_nothing_smaller_to_fall_back_to() -> None:
+    model = open_model(str(MODELS / "vgg16.pt2"))
+    result = run_step(bind(model, resolve(model, batch=2)), Scenario("train", "sgd", amp=dtypes.bfloat16))
+    found = [need for _, need in needs(result, Setup("sm_75")) if "columns" in need.what]
+    assert {need.what for need in found} >= {"columns of forward", "columns of backward filter"}
+    assert all(need.fallbacks == () for need in found)
+
+
 def test_bounds_enclose_the_expected() -> None:
     result = step("resnet18.pt2")
     for _, need in needs(result, Setup("sm_90")):
