@@ -7,7 +7,8 @@ frame that owns it (the common part of the producer's and the last reader's modu
 1. the operands of a matrix product or of attention (query, key, value, weights);
 2. the result of a matrix product, made in the frame itself, that a child module reads, and that of a `cat` that a batch
    norm reads (pre-activation blocks name it; others write `x = conv(cat(...))` or assign the name again);
-3. the parts of a `cat` of three or more (a list that the frame keeps);
+3. the parts of a `cat` of three or more (a list that the frame keeps), other than one or two that an op each makes for
+   it (`cat([h[src], h[dst], e])`);
 4. two results of child modules that are added or multiplied, each used once; a branch that 0 is added to; the operand
    of a product that is read before too;
 5. the results of a split, chunk or unbind: they are unpacked into names;
@@ -20,6 +21,8 @@ frame that owns it (the common part of the producer's and the last reader's modu
 
 What a child module reads last is held until a product of its result is made (`x = self.gamma * self.mlp(x)` assigns
 when the line is done).
+
+Where no line tells, `unseen_names` has more: what several statements read has a name, and what a statement began with.
 
 `last-use` frees everything as early as any code could, and `most` holds what any code could hold (`unseen_bounds`).
 The two are the band of a peak; docs/accuracy.md says how far `expected` is off.
@@ -42,6 +45,7 @@ _PRODUCTS = frozenset(
 _UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"))
 JOINS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
 _NAMED_FOR_CHILDREN = frozenset(("aten::cat", "aten::concat", "aten::matmul"))  # rule 2
+_MOST_WRITTEN_WITHIN = 2
 _PAIRS = frozenset(("aten::add", "aten::mul"))
 # ops that a rule speaks of: others matter only where values cross modules
 _IN_RULES = _PRODUCTS | _UNPACKED | JOINS | _PAIRS | {"aten::embedding"}
@@ -159,9 +163,18 @@ class _Variables:
                 continue
             if has_name or self._has_name(name, producer, last, depth):
                 held[name] = depth
-            elif last.base in JOINS and len(last.refs()) > 2:
+            elif last.base in JOINS and len(last.refs()) > 2 and not self._are_written_within(last):
                 held[name] = len(last.modules) - 1  # the list lives where it is joined
         return held
+
+    def _are_written_within(self, join: Op) -> bool:
+        """Whether the parts of a join are few that its frame made by an op each, of nothing that another made
+        (`cat([h[src], h[dst], e])`): they are no list."""
+        made = [self.producers[name] for name in join.refs() if name in self.producers]
+        own = [op for op in made if op.modules is join.modules or op.modules == join.modules]
+        results = {name for op in own for name in op.outputs}
+        apart = all(results.isdisjoint(op.refs()) for op in own)
+        return len(own) == len(made) <= _MOST_WRITTEN_WITHIN and apart
 
     def _filled_in_parts(self) -> dict[str, int]:
         """Tensors that a module makes to assign to their parts, and the depth of its frame."""

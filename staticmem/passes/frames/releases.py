@@ -212,7 +212,12 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
     table = published_names.table_of(graph)
     if traced and table is not None and not training:
         until.update(published_names.kept_in_evaluation(graph, table))
-    if unseen is not None and not unseen:
+    by_methods: dict[str, int] = {}
+    if unseen is not None and policy == "expected":
+        from staticmem.passes.frames.unseen_code import values_read_by_methods
+
+        by_methods = values_read_by_methods(graph)
+    if unseen is not None and not unseen and not by_methods:
         return Held(until=until)
     held = held_by_policy(graph, policy)
     decided = published_names.decided_by_names(graph, table, training) if table is not None else None
@@ -226,11 +231,16 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
         from staticmem.passes.frames.unseen_bounds import holds_in_turns
 
         held = holds_in_turns(graph, held, decided)
+    if policy == "expected":
+        from staticmem.passes.frames.unseen_names import with_likely_names
+
+        held = with_likely_names(graph, held, decided)
     if unseen is None:
         return held
     for name, index in held.until.items():
-        if name in unseen:
-            until[name] = max(until.get(name, index), index)
+        end = index if name in unseen else min(index, by_methods.get(name, -1))
+        if end >= 0:
+            until[name] = max(until.get(name, end), end)
     frames = {name: depth for name, depth in held.frames.items() if name in unseen}
     if policy == "expected":
         from staticmem.passes.frames.unseen_loops import ends_of_turns

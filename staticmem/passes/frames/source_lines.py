@@ -43,6 +43,7 @@ _SUMS = ("aten::add", "aten::add_")
 _SECOND = re.compile(r"[\w\])]\s*\+=?\s*([A-Za-z_]\w*)\s*(?:[),\]]|#|$)")
 _FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
 _WORD = re.compile(r"[A-Za-z_]\w*")
+_REPLACED = "?="  # the slot of what a name held that the running line assigns again
 _PASSED = re.compile(r"([\w.\]]+)\(\s*([A-Za-z_]\w*)\s*\)\s*(?:#.*)?$")
 
 
@@ -74,6 +75,7 @@ class PythonFrame:
     called: dict[str, int] = field(default_factory=dict)  # children that the statement has called, and how often
     child: str = ""  # the last one of them
     done: bool = False  # the statement has ended
+    guessed: bool = False  # it may have, or goes on
     listed: tuple[int, str] = (0, "")  # the line and list of the statement before, where that made one
 
 
@@ -190,6 +192,8 @@ class Execution:
             if frame.line.line != line.line or ended:
                 if not frame.done:
                     self._finish(frame, now)
+                if frame.line.line != line.line:
+                    self._drop(frame.names.pop(_REPLACED, []), now)
                 frame.since, frame.called, frame.done = now + 1, {}, False
             frame.line = line
             if new_call:
@@ -223,7 +227,8 @@ class Execution:
         if most_calls(text) < 2 and (most or not calls_hidden_code(text, self.children)):
             return bool(frame.called)
         if most == 0:  # a function that no trace shows calls it, in a loop or not
-            return self.certain and child in frame.called
+            frame.guessed = self.certain and child in frame.called
+            return frame.guessed
         return frame.called.get(child, 0) >= most
 
     def _still_running(self, op: Op) -> int:
@@ -255,7 +260,8 @@ class Execution:
         """The frame's statement is done: its names take the last op's results."""
         statements = statements_of(frame.line.text)
         reads, frame.reads = frame.reads, set()
-        if len(statements) > 1:  # no op says which of them it is of
+        guessed, frame.guessed = frame.guessed, False
+        if len(statements) > 1 or guessed:  # no op says which of them it is of, or what they have assigned
             for name in assigned_names(statements):
                 self._forget(frame, name, now)
             return
@@ -306,7 +312,9 @@ class Execution:
                 taken = self._results(frame.since, now) or values[:1]
                 self._hold(taken)
                 if listed != (frame.line.line, name):
-                    self._forget(frame, name, now)
+                    # a comprehension gives its name the list when all of its turns are done
+                    replaced = [*frame.names.pop(name, ()), *frame.names.pop(f"{name}[]", ())]
+                    frame.names.setdefault(_REPLACED, []).extend(replaced)
                 frame.listed = frame.line.line, name
                 frame.names.setdefault(name + "[]", []).extend(taken)
             else:

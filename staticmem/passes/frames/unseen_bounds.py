@@ -65,6 +65,11 @@ def holds_in_turns(graph: Graph, held: Held, decided: Decided | None) -> Held:
     return Held(frames, until)
 
 
+def ends_of_names_in_loops(graph: Graph, decided: Set[tuple[str, int]]) -> dict[str, int]:
+    """For every value of a frame of unseen code: until when a name may mean it that each turn of a loop assigns."""
+    return _Calls(graph, decided, turns_in_lists=1).holds()
+
+
 def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
     """For some values: the last op of the call that may have a name for them. A bound of `longest_holds` that takes
     less time: it takes no statement to run again."""

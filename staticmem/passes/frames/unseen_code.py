@@ -31,7 +31,7 @@ from itertools import pairwise
 from staticmem.ir.graph import Frame, Graph, Op, SourceLine
 from staticmem.passes.frames.line_texts import statements_of
 from staticmem.passes.frames.policy import Stack, common_depth
-from staticmem.passes.frames.source_lines import is_published
+from staticmem.passes.frames.source_lines import is_published, names_of_children
 
 _TORCH = re.compile(r"[/\\]torch[/\\]")
 _METHOD = re.compile(r"\bself\.(\w+)\(")
@@ -78,6 +78,28 @@ def values_in_methods(graph: Graph) -> set[str]:
                     values.add(name)
         for name in op.outputs:
             producers[name] = op
+    return values
+
+
+def values_read_by_methods(graph: Graph) -> dict[str, int]:
+    """Values that ops of methods read which no trace shows, and the last op of the line that calls the method: what
+    such code names is a habit."""
+    children = names_of_children(graph)
+    values: dict[str, int] = {}
+    running: tuple[object, ...] = ()
+    read: set[str] = set()
+    hides = False  # whether the running line calls a method
+    for index, op in enumerate(graph.ops):
+        line = line_at(op, len(op.modules) - 1) if op.modules and len(op.stack) >= len(op.modules) else None
+        if running != (op.modules, line):
+            running, read = (op.modules, line), set()
+            hides = line is not None and not is_published(line)
+            hides = hides and any(method not in children for method in _METHOD.findall(line.text if line else ""))
+        if line is None or not hides:
+            continue
+        if f"{op.base.removeprefix('aten::').rstrip('_')}(" not in line.text:  # which the line calls by itself
+            read.update(op.refs())
+            values.update(dict.fromkeys(read, index))
     return values
 
 

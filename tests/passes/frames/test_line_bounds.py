@@ -70,6 +70,20 @@ def test_joined_lists_are_no_certain_holds() -> None:
     assert certainly_held_by_lines(graph).get("p0", 0) < 4
 
 
+def test_a_method_that_may_have_a_loop_is_no_certain_hold() -> None:
+    """`y = self.run(x)` calls layers of a list: each may be a turn, and `y` means none of their results for certain."""
+    b = Builder(x=(4, 8))
+    value = Ref("x")
+    for number in range(3):
+        b.within(f"layers.{number}:user.Layer")
+        inner = SourceLine("net.py", 9, "forward", "return torch.exp(x)")
+        b.stack = (SourceLine("net.py", 5, "forward", "y = self.run(x)"), inner)
+        value = b.call("exp", value, name=f"v{number}")
+    b.within().stack = (SourceLine("net.py", 6, "forward", "return torch.cos(y)"),)
+    graph = b.graph(b.call("cos", value, name="end"))
+    assert not {"v0", "v1"} & certainly_held_by_lines(graph).keys()
+
+
 def test_what_a_line_appends_may_be_popped_by_a_line_without_an_op() -> None:
     graph = forward("skips = [torch.relu(x)]", "skips.append(torch.sin(x))", "y = torch.cos(x)", "out = torch.exp(y)")
     assert {"v0", "v1"} <= held_by_lines(graph).keys()

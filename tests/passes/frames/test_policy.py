@@ -34,6 +34,12 @@ def three_parts() -> Graph:
     return b.graph(b.call("cat", parts))
 
 
+def parts_that_are_written_within() -> Graph:
+    """`cat([h[src], h[dst], e])`: two parts that the frame makes by an op each, and an input."""
+    b = Builder(x=(4, 4)).within(CHILD)
+    return b.graph(b.call("cat", (b.call("relu", X, name="p"), b.call("relu", X, name="q"), X)))
+
+
 def two_parts() -> Graph:
     b = Builder(x=(4, 4)).within(CHILD)
     return b.graph(b.call("cat", (b.call("relu", X, name="p"), b.call("relu", X, name="q"))))
@@ -125,6 +131,7 @@ def chain() -> Graph:
 RULES: list[tuple[Callable[[], Graph], dict[str, int]]] = [
     (operands, {"q": 1, "k": 1}), (product_for_a_child, {"r": 1}), (three_parts, {"p": 1, "q": 1, "r": 1}),
     (two_parts, {}), (two_children_added, {"p": 0, "q": 0}), (branch_plus_nothing, {"p": 0}),
+    (parts_that_are_written_within, {}),
     (later_argument, {"q": 0}), (model_output, {"p": 0}),
     (lookup_that_two_models_share, {}), (unpacked, {"p": 1, "q": 1}),
     (canvas, {"c": 0}), (canvas_of_a_result, {}), (chain, {}),

@@ -216,6 +216,25 @@ def test_a_name_that_no_line_assigns_is_another_one_of_what_is_passed() -> None:
     assert held_by_lines(other) == {"v0": 1, "v1": 2, "v2": 3}
 
 
+def test_a_comprehension_gives_its_name_the_list_when_all_turns_are_done() -> None:
+    """`x = [relu(f(x)) for f in fs]`: until then `x` means what every turn reads."""
+    b = Builder(x=(4,)).within(":my.Net")
+    b.stack = (SourceLine("m.py", 1, "forward", "x = torch.sin(x)"),)
+    before = b.call("sin", Ref("x"), name="before")
+    for turn in range(3):
+        b.within(":my.Net", f"fs.{turn}:my.Child")
+        inner = SourceLine("m.py", 9, "forward", "return torch.exp(x)")
+        line = SourceLine("m.py", 2, "forward", "x = [torch.relu(f(x)) for f in self.fs]")
+        b.stack = (line, inner)
+        part = b.call("exp", before)
+        b.within(":my.Net").stack = (line,)
+        b.call("relu", part, name=f"part{turn}")
+    b.within(":my.Net").stack = (SourceLine("m.py", 3, "forward", "return torch.cat(x)"),)
+    graph = b.graph(b.call("cat", tuple(Ref(f"part{turn}") for turn in range(3))))
+    assert held_by_lines(graph)["before"] == 6
+    assert held_by_lines(graph)["part0"] == 7
+
+
 def test_a_list_lives_as_long_as_the_name_that_is_joined() -> None:
     """`parts.append(x)` runs no op and is in no trace; the line that joins the list names it."""
     b = Builder(x=(4,)).within()

@@ -1,0 +1,190 @@
+"""Which values code that no trace shows is likely to have named, and until when: a part of the expected policy.
+
+A value that several statements read has a name: the code could not read it again otherwise. How long the name means it
+is a habit:
+
+- A value that is read on after the code has gone on without it (a skip, an identity, a level of a pyramid) has a name
+  of its own, or is in a list, until the function returns.
+- A value that several statements read one after the other (`a = f(h); b = g(h); h = cat(a, b)`) has it until a
+  statement joins what was made of it, which takes the name.
+- `x = x + f(x)` takes the name at once.
+- `x = x + f(y)` keeps `y`, and `x = relu(norm(conv(x)))` assigns when all of it is done.
+- In a loop each name means what the last turn gave it. What is read after its turn is in a list, which lives on.
+
+Only frames of code that nobody has compared are judged so: what layers of PyTorch and published classes name is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from staticmem.ir.graph import Graph, Op, Ref
+from staticmem.ops import kinds_of
+from staticmem.passes.frames.policy import Held, Stack
+from staticmem.passes.frames.published_names import LIBRARIES, Decided, call_ends, shared_frames
+from staticmem.passes.frames.unseen_bounds import ends_of_names_in_loops
+
+_KNOWN = ("torch.nn.", *LIBRARIES)
+_STEPS = frozenset(("aten::add", "aten::sub", "aten::mul", "aten::div"))  # `x = x + f(x)`
+_ACTIVATIONS = frozenset(f"aten::{name}" for name in ("relu", "tanh", "sigmoid"))  # that calls are written within
+_PADS = frozenset(("aten::pad", "aten::constant_pad_nd"))
+_JOINS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
+
+
+def with_likely_names(graph: Graph, held: Held, decided: Decided | None) -> Held:
+    """`held` of the expected policy, with the values that hidden functions are likely to have named; `decided` is
+    known."""
+    known = decided.values if decided is not None else frozenset()
+    names = _Names(graph)
+    turns = ends_of_names_in_loops(graph, known)
+    until = dict(held.until)
+    for name, end in names.ends().items():
+        level = names.shared[name] - 1
+        if (name, level) not in known and name not in held.frames:
+            until[name] = max(until.get(name, end), min(end, turns.get(name, end)))
+    return Held(held.frames, until)
+
+
+class _Names:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.calls = graph, call_ends(graph)
+        self.shared = shared_frames(graph)
+        self.maker = {name: index for index, op in enumerate(graph.ops) for name in op.outputs}
+        self.readers: dict[str, list[int]] = {}
+        for index, op in enumerate(graph.ops):
+            for name in op.refs():
+                if name in self.maker:
+                    self.readers.setdefault(name, []).append(index)
+
+    def ends(self) -> dict[str, int]:
+        ends: dict[str, int] = self._inline()
+        outputs = frozenset(self.graph.outputs)
+        for name, indices in self.readers.items():
+            level = self.shared[name] - 1
+            made = self.maker[name]
+            if level < 0 or name in outputs or not self._is_open(made, level):
+                continue
+            end = self._end(name, made, indices, level)
+            if end is not None:
+                ends[name] = max(end, ends.get(name, end))
+        return ends
+
+    def _is_open(self, index: int, level: int) -> bool:
+        modules = self.graph.ops[index].modules
+        return len(modules) > level and not modules[level].cls.startswith(_KNOWN)
+
+    def _end(self, name: str, made: int, indices: list[int], level: int) -> int | None:
+        ops = self.graph.ops
+        last = indices[-1]
+        frame = ops[made].modules[: level + 1]
+        returned = self.calls[frame]
+        statements = list(dict.fromkeys(self._statement(index, level) for index in indices))
+        reader = ops[last]
+        own = len(reader.modules) == level + 1
+        if any(".pop(" in line.text for line in reader.stack):  # what a line takes off a list has no name
+            return None
+        if own and _is_first(name, reader) and reader.base in _STEPS:
+            return None
+        if own and reader.base in _JOINS and len(statements) == 1:
+            return returned if self._is_second_part(name, made, reader, level) else None
+        if len(statements) < 2:
+            return returned if not own and self._is_kept_by_step(made, statements[0], level) else None
+        if (own and self._is_join(reader, level, made)) or any(True for _ in self._others(made, statements, level)):
+            return returned
+        return next((i for i in range(last + 1, returned) if self._is_join(ops[i], level, made)), returned)
+
+    def _is_kept_by_step(self, made: int, call: int, level: int) -> bool:
+        """Whether the frame made a value by ops of its own and added what a call made of it to an older value
+        (`x = x + self.out(y)`): the result has the older one's name."""
+        ops = self.graph.ops
+        if len(ops[made].modules) != level + 1 or "view" in kinds_of(ops[made].base) or len(ops[call].outputs) != 1:
+            return False
+        readers = self.readers.get(ops[call].outputs[0], [])
+        step = ops[readers[0]] if len(readers) == 1 else None
+        if step is None or step.base != "aten::add" or len(step.modules) != level + 1:
+            return False
+        first = step.refs()[0]
+        return first != ops[call].outputs[0] and self.maker.get(first, -1) < made
+
+    def _inline(self) -> dict[str, int]:
+        """What the frame had a name for when a statement began that ends with an activation: `x = relu(norm(conv(x)))`
+        assigns when all of it is done. And what `x + (q - x).detach()` reads, which has a name and is read by it."""
+        ops, ends = self.graph.ops, dict[str, int]()
+        for index, op in enumerate(ops):
+            level = len(op.modules) - 1
+            first = op.args[0] if op.args else None
+            if level < 0 or not isinstance(first, Ref) or op.modules[level].cls.startswith(_KNOWN):
+                continue
+            if op.base in _ACTIVATIONS:
+                start = self._start_of_chain(first.name, level)
+                if start is not None:
+                    ends[start] = index
+            elif op.base == "aten::add" and len(op.args) > 1 and isinstance(op.args[1], Ref):
+                step = self._maker_before_detach(op.args[1].name)
+                if step is not None and step.base == "aten::sub" and step.args[1:2] == (first,):
+                    ends.update((name, index) for name in step.refs()[:1] if name in self.maker)
+        return ends
+
+    def _maker_before_detach(self, name: str) -> Op | None:
+        made = self.maker.get(name, -1)
+        op = self.graph.ops[made] if made >= 0 else None
+        source = op.args[0] if op is not None and op.base == "aten::detach" else None
+        return self._maker_before_detach(source.name) if isinstance(source, Ref) else op
+
+    def _start_of_chain(self, name: str, level: int) -> str | None:
+        """The value of the frame that calls of children made another of, one after the other; None where none did."""
+        ops = self.graph.ops
+        began = name
+        while name in self.maker and len(ops[self.maker[name]].modules) > level + 1:
+            call = ops[self.maker[name]].modules[: level + 2]
+            began = name
+            name = self._first_read(call)
+        made = self.maker.get(name)
+        if began == name or made is None or len(ops[made].modules) < level + 1 or self.shared[name] != level + 1:
+            return None
+        return name
+
+    def _first_read(self, call: Stack) -> str:
+        """The first value from outside that a call of a module reads."""
+        index = self.calls[call]
+        outside = ""
+        while index >= 0 and self.graph.ops[index].modules[: len(call)] == call:
+            for name in self.graph.ops[index].refs():
+                made = self.maker.get(name, -1)
+                if made >= 0 and self.graph.ops[made].modules[: len(call)] != call:
+                    outside = name
+            index -= 1
+        return outside
+
+    def _statement(self, index: int, level: int) -> int:
+        """The last op of the call, from the frame at `level`, that an op is in; the op itself, if it is the frame's."""
+        modules = self.graph.ops[index].modules
+        return index if len(modules) == level + 1 else self.calls[modules[: level + 2]]
+
+    def _others(self, made: int, statements: list[int], level: int) -> Iterator[int]:
+        """Statements between the first and the last reader that read something else, and allocate."""
+        ops = self.graph.ops
+        read = set(statements)
+        for index in range(statements[0] + 1, statements[-1]):
+            op = ops[index]
+            if self._statement(index, level) in read or "view" in kinds_of(op.base):
+                continue
+            if not self._is_join(op, level, made):
+                yield index
+
+    def _is_join(self, op: Op, level: int, made: int) -> bool:
+        """Whether an op of the frame reads two values that ops made, one of them after `made`."""
+        makers = {self.maker[name] for name in op.refs() if name in self.maker}
+        return len(op.modules) == level + 1 and len(makers) > 1 and max(makers) > made
+
+    def _is_second_part(self, name: str, made: int, join: Op, level: int) -> bool:
+        """Whether a value was padded to the size of an older one that it is joined behind: both have names."""
+        maker, parts = self.graph.ops[made], join.refs()
+        source = next((n for n in maker.refs() if n in self.maker), None)
+        if len(parts) != 2 or parts[1] != name or len(maker.modules) != level + 1 or source is None:
+            return False
+        return maker.base in _PADS and self.maker.get(parts[0], -1) < self.maker[source]
+
+
+def _is_first(name: str, op: Op) -> bool:
+    return bool(op.args) and isinstance(op.args[0], Ref) and op.args[0].name == name
