@@ -45,6 +45,7 @@ TABLE = (
 )  # fmt: skip
 for _row in TABLE:
     define_unary(_row)
+MISH = "Softplus, Tanh, Mul"  # `Op.source` of what may be `mish`, or the product that the code has written
 SWISH = "Sigmoid, Mul"  # `Op.source` of what may be `silu`, or a product with `sigmoid` that the code has written
 # ATen names, in either form, of ops whose in-place form saves its result where the other one saves its operand
 SAVE_LESS_IN_PLACE = frozenset(f"aten::{row.name}{end}" for row in TABLE if row.inplace_saves for end in ("", "_"))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
 from staticmem.ops import kinds_of
-from staticmem.ops.activations import SWISH
+from staticmem.ops.activations import MISH, SWISH
 from staticmem.passes.frames.line_texts import calls_hidden_code, without_indices
 from staticmem.passes.frames.source_lines import names_of_children
 from staticmem.passes.lost_gradients import LIBRARIES
@@ -183,10 +183,14 @@ def run_in_place(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     return graph.with_targets(tuple(ops)), [Note("assumption", "SM254", text, count)]
 
 
-def take_apart(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
-    """The graph with products with `sigmoid` in the place of `silu` where both have the same nodes, under "least".
+_GATES = {SWISH: ("sigmoid",), MISH: ("softplus", "tanh")}  # of such products: what their second factor is made by
 
-    The product saves two tensors more. The other policies take it for `silu`, which modules and functions of PyTorch
+
+def take_apart(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+    """The graph with products with `sigmoid` in the place of `silu`, and with `tanh(softplus(x))` in that of `mish`,
+    where both have the same nodes, under "least".
+
+    The products save more. The other policies take them for `silu` and `mish`, which modules and functions of PyTorch
     run.
     """
     ops: list[Op] = []
@@ -196,20 +200,26 @@ def take_apart(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
             ops.append(op)
             continue
         count += 1
-        gate = f"{op.outputs[0]}::sigmoid"
         if asked.inplace == "least":
-            ops.append(Op(gate, "aten::sigmoid", op.args, {}, (gate,), op.modules))
-            op = op.changed(target="aten::mul.Tensor", args=(op.args[0], Ref(gate)))
+            gate = op.args
+            for name in _GATES[op.source]:
+                result = f"{op.outputs[0]}::{name}"
+                ops.append(Op(result, f"aten::{name}", gate, {}, (result,), op.modules))
+                gate = (Ref(result),)
+            op = op.changed(target="aten::mul.Tensor", args=(op.args[0], *gate))
         ops.append(op)
     if not count:
         return graph, ()
-    text = "x * sigmoid(x) is taken for silu, which has the same nodes: where the code writes it, the peak is higher"
+    text = (
+        "x * sigmoid(x) is taken for silu, and x * tanh(softplus(x)) for mish, which have the same nodes: where the "
+        "code writes it, the peak is higher"
+    )
     note = Note("assumption", "SM264", text, count)
     return (replace(graph, ops=tuple(ops)) if asked.inplace == "least" else graph), [note]
 
 
 def _may_be_product(op: Op) -> bool:
-    if op.source != SWISH or op.base not in ("aten::silu", "aten::silu_"):
+    if op.source not in _GATES or op.base.rstrip("_") not in ("aten::silu", "aten::mish"):
         return False
     return not (op.modules[-1].cls if op.modules else "").startswith("torch.nn.")
 
@@ -223,7 +233,7 @@ def ops_left_open(graph: Graph) -> list[int] | None:
     candidates = {target for target in candidates if target.split(".", 1)[0].rstrip("_") in left_open}
     if not candidates:
         return []
-    if any(op.source == SWISH and _may_be_product(op) for op in graph.ops):
+    if any(op.source in _GATES and _may_be_product(op) for op in graph.ops):
         return None
     return [index for index, op in enumerate(graph.ops) if op.target in candidates]
 

@@ -353,9 +353,9 @@ EXPORTED: tuple[Pass, ...] = (_REENTRANT,)
 IN_PLACE = (
     Pass(
         "products with sigmoid",
-        "x * sigmoid(x) of the code, which has the nodes of silu in files of the TorchScript exporter",
+        "x * sigmoid(x) and x * tanh(softplus(x)) of the code, which have the nodes of silu and mish",
         "torch/onnx/_internal/torchscript_exporter/symbolic_opset9.py, silu",
-        "inplace:take_apart", "aten::silu", "inplace",
+        "inplace:take_apart", "aten::silu aten::mish", "inplace",
     ),
     Pass(
         "in place",

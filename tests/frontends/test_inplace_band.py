@@ -116,3 +116,23 @@ def test_an_end_that_does_not_evaluate_is_left_out(
     assert (report.peak.bands["live"].low, report.peak.bands["live"].high) == (ends["low"], ends["high"])
     assert "SM307" not in codes(report)
     assert not [note for note in right.warnings if note.code == "SM381"]
+
+
+@pytest.mark.parametrize("gate", [("Sigmoid",), ("Softplus", "Tanh")])
+def test_products_of_the_code_are_the_upper_end(gate: tuple[str, ...], tmp_path: Path) -> None:
+    """`x * sigmoid(x)` has the nodes of silu, `x * tanh(softplus(x))` those of mish: what makes the factor is saved."""
+    nodes = [node("Conv", ["x", "c1.weight"], ["h"], name="/c1/Conv", kernel_shape=[3, 3], pads=[1] * 4)]
+    last = "h"
+    for op in gate:
+        nodes.append(node(op, [last], [f"{op}.y"], name=f"/{op}"))
+        last = f"{op}.y"
+    nodes += [
+        node("Mul", ["h", last], ["m"], name="/Mul"),
+        node("Conv", ["m", "c2.weight"], ["y"], name="/c2/Conv", kernel_shape=[3, 3], pads=[1] * 4),
+    ]
+    weights = [weight("c1.weight", 8, 1, 3, 3), weight("c2.weight", 8, 8, 3, 3)]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(model(nodes, [value("x", [4, 1, 16, 16])], ["y"], weights).SerializeToString())
+    report = staticmem.analyze(path, optimizer="sgd", loss="mean", **ALL_TRAINED)
+    assert report.peak.bands["live"].high >= report.peak.live_bytes + ACTIVATION
+    assert "SM264" in {note.code for note in report.assumptions}

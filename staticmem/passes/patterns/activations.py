@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from staticmem.ir.graph import Arg
 from staticmem.ir.onnx_graph import Node
-from staticmem.ops.activations import SWISH
+from staticmem.ops.activations import MISH, SWISH
 from staticmem.passes.patterns.matcher import Matcher, close
 
 
@@ -172,5 +172,5 @@ def mish(m: Matcher, node: Node) -> bool:
         tanh = m.inner(b, "Tanh")
         soft = m.inner(tanh.inputs[0], "Softplus") if tanh is not None else None
         if tanh is not None and soft is not None and soft.inputs[0] == a:
-            return m.take(node, [m.op(node, "aten::mish", m.ctx.ref(a))], tanh, soft)
+            return m.take(node, [replace(m.op(node, "aten::mish", m.ctx.ref(a)), source=MISH)], tanh, soft)
     return False
