@@ -36,11 +36,11 @@ def image(side: int = 224) -> tuple[torch.Tensor]:
     return (torch.empty(2, 3, side, side),)
 
 
-def torchvision(name: str, side: int = 224) -> Callable[[], Made]:
+def torchvision(name: str, side: int = 224, **settings: Any) -> Callable[[], Made]:
     def build() -> Made:
         from torchvision import models
 
-        return models.get_model(name, weights=None), image(side)
+        return models.get_model(name, weights=None, **settings), image(side)
 
     return build
 
@@ -143,7 +143,7 @@ FEED_FORWARD: dict[str, Callable[[], Made]] = {
     "vit_b_16": torchvision("vit_b_16"),
     "swin_t": torchvision("swin_t"),
     "convnext_tiny": torchvision("convnext_tiny"),
-    "fcn_resnet50": torchvision("fcn_resnet50", 128),
+    "fcn_resnet50": torchvision("fcn_resnet50", 128, weights_backbone=None),
     "mobilevitv2_075": timm("mobilevitv2_075"),
     "regnety_002": timm("regnety_002"),
     "mixer_s16": timm("mixer_s16_224"),
