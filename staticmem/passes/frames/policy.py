@@ -170,11 +170,11 @@ class _Variables:
     def _are_written_within(self, join: Op) -> bool:
         """Whether the parts of a join are few that its frame made by an op each, of nothing that another made
         (`cat([h[src], h[dst], e])`): they are no list."""
-        made = [self.producers[name] for name in join.refs() if name in self.producers]
-        own = [op for op in made if op.modules is join.modules or op.modules == join.modules]
+        parts = [self.producers[name] for name in join.refs() if name in self.producers]
+        own = [op for op in parts if op.modules is join.modules or op.modules == join.modules]
         results = {name for op in own for name in op.outputs}
         apart = all(results.isdisjoint(op.refs()) for op in own)
-        return len(own) == len(made) <= _MOST_WRITTEN_WITHIN and apart
+        return len(own) == len(parts) <= _MOST_WRITTEN_WITHIN and apart
 
     def _filled_in_parts(self) -> dict[str, int]:
         """Tensors that a module makes to assign to their parts, and the depth of its frame."""

@@ -41,7 +41,8 @@ def with_likely_names(graph: Graph, held: Held, decided: Decided | None) -> Held
     for name, end in names.ends().items():
         level = names.shared[name] - 1
         if (name, level) not in known and name not in held.frames:
-            until[name] = max(until.get(name, end), min(end, turns.get(name, end)))
+            likely = min(end, turns.get(name, end))  # a turn of a loop assigns the name again
+            until[name] = max(until.get(name, likely), likely)
     return Held(held.frames, until)
 
 

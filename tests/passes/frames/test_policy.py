@@ -184,3 +184,17 @@ def test_a_list_of_modules_is_a_loop_that_assigns_again() -> None:
     releases = releases_of(graph, "expected", training=False)
     assert set(releases.frames) == {"p2", "q2"}  # the last turn's
     assert releases.last_use["p0"] == 3
+
+
+def test_what_a_turn_of_a_loop_reads_twice_ends_with_the_next() -> None:
+    """`y = blocks[i](x); x = x + y[:c]; skip = skip + y[c:]`: the name of `y` is assigned again."""
+    b = Builder(x=(4, 4))
+    value: object = X
+    skip: object = X
+    for turn in range(3):
+        y = b.within(f"r.{turn}:Block").call("relu", value, name=f"y{turn}")
+        value = b.within().call("add.Tensor", value, b.call("exp", y))
+        skip = b.call("add.Tensor", skip, b.call("neg", y))
+    graph = b.graph(b.call("add.Tensor", value, skip))
+    second = next(index for index, op in enumerate(graph.ops) if "y1" in op.outputs)
+    assert releases_of(graph, "expected", training=False).last_use["y0"] == second
