@@ -9,29 +9,19 @@ forward and again in the backward, `post_backward`). Buffers and norms of gradie
 
 from __future__ import annotations
 
+from staticmem.parallel.division import Traffic
+from staticmem.parallel.strategies import division_of
+
 
 def sent_bytes(
     strategy: str | None, devices: int, gathered: int, reduced: int, updated: int, micro_batches: int
 ) -> int:
-    """Bytes from one rank in a step of the optimizer.
-
-    Args:
-        gathered: bytes of all parameters as a forward takes them.
-        reduced: bytes of all gradients as they are summed.
-        updated: bytes of the trained parameters as a forward takes them.
-        micro_batches: forwards of a step. DDP sums gradients in the last (`no_sync` in the others), the others in each.
+    """Bytes from one rank in a step of the optimizer; the arguments are those of `Traffic`.
 
     Raises:
         ValueError: what this strategy sends is not known here.
     """
     if strategy is None or devices == 1:
         return 0
-    share = (devices - 1) / devices
-    if strategy == "ddp":
-        return round(2 * share * reduced)
-    if strategy in ("zero1", "zero2"):  # stage 1 sums at the end of the accumulation, stage 2 in each micro-batch
-        times = micro_batches if strategy == "zero2" else 1
-        return round(share * (times * reduced + updated))
-    if strategy in ("zero3", "fsdp"):
-        return round(share * micro_batches * (2 * gathered + reduced))
-    raise ValueError(strategy)
+    traffic = Traffic(devices, gathered, reduced, updated, micro_batches)
+    return round(division_of(strategy).sent_bytes(strategy, traffic))

@@ -19,7 +19,7 @@ from staticmem.report.model import (
     ScenarioInfo,
 )
 from staticmem.report.text import PLAIN, View
-from staticmem.scenario.step import TITLES
+from staticmem.scenario.strategies import STRATEGIES
 
 OPTIMIZER_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
 CATEGORY_NAMES = {"optimizer_state": "optimizer state"}
@@ -114,7 +114,7 @@ def step_name(report: Report) -> str:
         if scenario.compile_mode != "default":
             parts[-1] += f" ({scenario.compile_mode})"
     if scenario.parallel is not None:
-        parts.append(f"{TITLES.get(scenario.parallel, scenario.parallel)}, one of {scenario.devices} devices")
+        parts.append(f"{STRATEGIES[scenario.parallel].title}, one of {scenario.devices} devices")
     if scenario.expert_parallel is not None:
         parts.append(f"experts over {scenario.expert_parallel} ranks")
     if scenario.context_parallel is not None:

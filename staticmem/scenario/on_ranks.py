@@ -8,6 +8,7 @@ from staticmem.errors import UsageError
 from staticmem.scenario.adapters import Quantized
 from staticmem.scenario.low_rank import LOW_RANK
 from staticmem.scenario.step import GRAPH_MODES, TORCHAO, WHOLE
+from staticmem.scenario.strategies import BLOCKS, STRATEGIES, WEIGHT_ONLY, facts_of
 
 MOST_RANKS = 1024  # that share a sequence; a step runs as many turns
 
@@ -21,14 +22,15 @@ def check_compiled_rank(parallel: str, compiled: tuple[str, ...], mode: str) -> 
             "Leave one of them out.",
             code="SM185",
         )
-    if parallel not in ("ddp", "fsdp"):
+    covered = STRATEGIES[parallel].compiles
+    if not covered:
         raise UsageError(
             f"--compile and --parallel {parallel} cannot be combined",
             "What compiled code does under it is not covered; under DDP, and in blocks under FSDP2, it is.",
             "Leave one of them out, or use --parallel ddp, or --parallel fsdp --compile CLASS.",
             code="SM167",
         )
-    if WHOLE in compiled and parallel == "fsdp":
+    if WHOLE in compiled and covered == BLOCKS:
         raise UsageError(
             "--compile of the whole model and --parallel fsdp cannot be combined",
             "The hooks of FSDP2 around each block break the compiled graph there, in ways that are not covered.",
@@ -46,7 +48,8 @@ def check_optimizer_on_ranks(optimizer: str | None, parallel: str | None) -> Non
         ),
         **dict.fromkeys(TORCHAO, "Which blocks of a divided parameter its states have is not covered."),
     }
-    if optimizer in whole and parallel not in (None, "ddp"):
+    facts = facts_of(parallel)
+    if optimizer in whole and facts is not None and not facts.keeps_whole:
         raise UsageError(
             f"{optimizer} and --parallel {parallel} cannot be combined",
             whole[optimizer],
@@ -59,7 +62,8 @@ def check_expert_parallel(ranks: int, parallel: str | None, devices: int | None,
     """Raises UsageError where ranks cannot share experts, or what they would do is not covered. `others`: flags that
     are not covered with it, and whether they were given."""
     what = f"--expert-parallel {ranks}"
-    if parallel != "fsdp":
+    facts = facts_of(parallel)
+    if facts is None or not facts.experts:
         raise UsageError(
             f"{what} needs --parallel fsdp",
             "Ranks that share experts shard everything else by FSDP2, as in torchtitan.",
@@ -91,9 +95,7 @@ def _check_divides(what: str, ranks: int, devices: int | None, shared: str, code
 def check_packed_weights(quantized: Quantized, parallel: str) -> None:
     """Raises UsageError where how a strategy divides packed weights is not covered. Those that divide what is trained
     alone leave them whole."""
-    if parallel == "ddp" or (not quantized.weight_only and parallel in ("zero1", "zero2")):
-        return
-    if parallel == "fsdp" and quantized.bits == 4 and not quantized.weight_only:
+    if (WEIGHT_ONLY if quantized.weight_only else quantized.bits) in STRATEGIES[parallel].packed:
         return
     others = "ddp" if quantized.weight_only else "ddp, zero1 or zero2" if quantized.bits == 8 else "ddp, zero2 or fsdp"
     raise UsageError(
@@ -115,7 +117,8 @@ def check_context_parallel(ranks: int, parallel: str | None, devices: int | None
             "Example: --context-parallel 4",
             code="SM243",
         )
-    if parallel not in (None, "fsdp"):
+    facts = facts_of(parallel)
+    if facts is not None and not facts.sequences:
         raise UsageError(
             f"{what} and --parallel {parallel} cannot be combined",
             "Context parallelism is covered alone and beside FSDP2, whose shards are divided over its ranks too.",

@@ -44,8 +44,6 @@ from staticmem.scenario.step import (
     ROTATE_METHODS,
     ROTATES_AT_ONCE,
     ROTATES_IN_TURNS,
-    RUNS_PARTS,
-    STRATEGIES,
     WHOLE,
     ContextShare,
     ExpertShare,
@@ -54,6 +52,7 @@ from staticmem.scenario.step import (
     Scenario,
     check_owner,
 )
+from staticmem.scenario.strategies import STRATEGIES, facts_of
 from staticmem.version import DEFAULTS_CHANGED, REFERENCE_RELEASE, release_of_step, torch_release
 
 GENERATE = "generate"
@@ -387,7 +386,8 @@ class Request(Levers):
                 },
             )  # fmt: skip
         self._check_context(mode)
-        divided = self.parallel not in (None, "ddp", "zero1", "zero2")
+        strategy = facts_of(self.parallel)
+        divided = strategy is not None and strategy.divides_parameters
         if divided and self.offload_activations != ON_GPU and mode == "train":
             raise UsageError(
                 f"--offload-activations {self.offload_activations} and --parallel {self.parallel} cannot be combined",
@@ -402,7 +402,7 @@ class Request(Levers):
                 "Use --loss ctc --target-length 50, or leave it out.",
                 code="SM130",
             )
-        if self.parallel in RUNS_PARTS and (several or loss in HEAD_LOSSES) and mode == "train":
+        if strategy is not None and strategy.runs_parts and (several or loss in HEAD_LOSSES) and mode == "train":
             raise UsageError(
                 f"--loss {loss} and --parallel {self.parallel} cannot be combined",
                 "How a divided model runs this loss is not covered.",
@@ -427,7 +427,7 @@ class Request(Levers):
             sdpa = "math"  # code of that time writes attention out
         assert self.lora is None or isinstance(self.lora, str)
         lora = lora_of(self.lora) if self.lora is not None else None
-        if lora is not None and lora.dora and self.parallel in RUNS_PARTS:
+        if lora is not None and lora.dora and strategy is not None and strategy.runs_parts:
             raise UsageError(
                 f"--lora dora=true and --parallel {self.parallel} cannot be combined",
                 "How the norms of divided weights are computed is not covered.",

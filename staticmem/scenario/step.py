@@ -38,18 +38,6 @@ AFTER_THE_MODEL = ("chunked-cross-entropy", "linear-cross-entropy", "ctc")
 HEAD_LOSSES = (*OF_THE_MODEL, *AFTER_THE_MODEL)
 OF_TRANSFORMERS = "transformers"  # a study resolves it: CAUSAL_LM for scores of tokens, else what `auto` chooses
 LOSSES = (*KINDS, "outputs", OF_TRANSFORMERS, *HEAD_LOSSES)
-RUNS_PARTS = ("tp", "pp")  # strategies whose ranks run parts of layers, or some of the layers
-# strategies of several GPUs and how they are written
-TITLES = {
-    "ddp": "DDP",
-    "zero1": "ZeRO-1",
-    "zero2": "ZeRO-2",
-    "zero3": "ZeRO-3",
-    "fsdp": "FSDP2",
-    "tp": "tensor parallel",
-    "pp": "pipeline parallel",
-}
-STRATEGIES = tuple(TITLES)
 # bytes of the buckets that DistributedDataParallel reduces at a time: the first, and others (`bucket_cap_mb` 25 of
 # torch/nn/parallel/distributed.py; kDefaultFirstBucketBytes of torch/csrc/distributed/c10d/reducer.hpp)
 DDP_FIRST_BUCKET, DDP_BUCKET = 1 << 20, 25 << 20

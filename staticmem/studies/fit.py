@@ -23,7 +23,7 @@ from staticmem.report.model import MOST_BATCH, Report
 from staticmem.report.settings import LIBRARIES
 from staticmem.report.sweep import NUMERICS, SAME, TRAINING
 from staticmem.scenario.request import Request, checked_choice, precision
-from staticmem.scenario.step import TITLES
+from staticmem.scenario.strategies import STRATEGIES, facts_of
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
 from staticmem.studies.compute import Counter
@@ -151,10 +151,10 @@ class _Search:
                 yield change
                 continue
             options = {"parallel": strategy, "devices": self.devices}
-            if strategy == "ddp" or self.study.request.parallel == strategy:
+            if STRATEGIES[strategy].keeps_whole or self.study.request.parallel == strategy:
                 yield replace(change, options={**change.options, **options})
             else:
-                does = f"{TITLES[strategy]} over {self.devices} devices"
+                does = f"{STRATEGIES[strategy].title} over {self.devices} devices"
                 yield change.and_then(options, does, SAME)
 
     # -- micro-batches -------------------------------------------------------------------------------------------
@@ -260,8 +260,10 @@ class _Search:
         size = parameters.bytes / max(parameters.count, 1)
         updated = round(parameters.trainable_count * size)
         half = precision("amp", request.amp)
-        # FSDP2's policy gathers in 16 bit and sums in float32 (`parallel.fsdp.MIXED`)
-        reduced = 4 * parameters.trainable_count if request.parallel == "fsdp" and half is not None else updated
+        strategy = facts_of(request.parallel)
+        by_policy = strategy is not None and strategy.shards_modules and half is not None
+        # FSDP2's policy gathers in 16 bit and sums in float32 (`parallel.strategies.fsdp.REDUCE`)
+        reduced = 4 * parameters.trainable_count if by_policy else updated
         return sent_bytes(request.parallel, self.devices, parameters.bytes, reduced, updated, request.accumulate)
 
     # -- nothing fits --------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from staticmem.errors import UsageError
 from staticmem.report.settings import LIBRARIES
 from staticmem.report.settings.optimizers import WRITTEN
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import TITLES
+from staticmem.scenario.strategies import DATA_PARALLEL, PYTORCH, STRATEGIES, titles
 from staticmem.studies import Study
-from staticmem.studies.recommend import DATA_PARALLEL
 
-SHARED = ("ddp", "fsdp")  # strategies that are tried on several devices where none is named
+# strategies that are tried on several devices where none is named: those of PyTorch
+SHARED = tuple([name for name in DATA_PARALLEL if STRATEGIES[name].library == PYTORCH])
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,12 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
             code="SM295",
         )
     if request.parallel is not None and request.parallel not in DATA_PARALLEL:
-        why = f"Settings are written for {', '.join(TITLES[name] for name in DATA_PARALLEL)}."
+        why = f"Settings are written for {titles(DATA_PARALLEL)}."
         raise UsageError(
-            f"fit has no settings for {TITLES[request.parallel]}", why, "Example: --parallel fsdp --devices 8", "SM295"
+            f"fit has no settings for {STRATEGIES[request.parallel].title}",
+            why,
+            "Example: --parallel fsdp --devices 8",
+            "SM295",
         )
     if request.parallel is not None and request.devices is None:
         why = "What a device holds depends on how many share the work."
@@ -71,8 +74,7 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
         asked = able[1:]  # ZeRO-1 saves little where ZeRO-2 communicates as much
     tried = tuple(name for name in asked if name in able)
     if not tried:
-        names = ", ".join(TITLES[name] for name in able if name is not None)
-        why = f"Its settings are those of {names}, on several devices."
+        why = f"Its settings are those of {titles(able)}, on several devices."
         raise UsageError(f"there are no {LIBRARIES[library].title} settings for this", why,
                          "Example: --devices 8 --parallel zero3", "SM295")  # fmt: skip
     return tried

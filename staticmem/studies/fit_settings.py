@@ -16,10 +16,11 @@ from staticmem.parallel.rank import on_one_device
 from staticmem.passes.module_spans import calls_of, selected
 from staticmem.report.fit import Settings
 from staticmem.report.model import Report
-from staticmem.report.settings import LIBRARIES, ZERO, Library, Modules, Run
+from staticmem.report.settings import LIBRARIES, Library, Modules, Run
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import OPTIONS, Request, as_flags, precision
 from staticmem.scenario.step import NO_CHECKPOINTS
+from staticmem.scenario.strategies import DEEPSPEED, facts_of
 from staticmem.studies import Study
 from staticmem.studies.fit_options import Options
 from staticmem.units import MIB, format_bytes
@@ -82,9 +83,15 @@ def _checkpointed(graph: Graph, request: Request) -> Modules:
     return _modules((call.path, call.cls) for call in calls)
 
 
+def _is_of_deepspeed(request: Request) -> bool:
+    strategy = facts_of(request.parallel)
+    return strategy is not None and strategy.library == DEEPSPEED
+
+
 def _sharded(graph: Graph, request: Request) -> Modules:
     """The modules that FSDP2 shards one by one."""
-    if request.parallel != "fsdp":
+    strategy = facts_of(request.parallel)
+    if strategy is None or not strategy.shards_modules:
         return Modules()
     paths = repeated_blocks(graph, {p.fqn: prod(p.value.shape or ()) for p in graph.parameters})
     classes = {frame.path: frame.cls for op in graph.ops for frame in op.modules}
@@ -111,11 +118,11 @@ def _notes(name: str, library: Library, request: Request, report: Report, checkp
         unset = f"{as_flags({'checkpoint': request.checkpoint})} {unset}".rstrip()
     if unset:
         yield f"Predicted, and not set here: {unset}"
-    if library.title == "accelerate" and request.parallel in ZERO and not request.clip_grad_norm:
+    if library.title == "accelerate" and _is_of_deepspeed(request) and not request.clip_grad_norm:
         # a gradient_clipping of 0 is left out by `DeepSpeedPlugin` of accelerate/utils/dataclasses.py (1.15)
         yield "DeepSpeed clips gradients at 1, its default, which needs no memory; this file cannot turn it off."
     half = precision("amp", request.amp)
-    if half in HALVES and library.title in ("transformers", "accelerate") and request.parallel not in ZERO:
+    if half in HALVES and library.title in ("transformers", "accelerate") and not _is_of_deepspeed(request):
         size = sum(4 * prod(output.shape) for output in report.model.outputs if "float" in output.dtype)
         yield (
             f"Not predicted: accelerate copies the model's outputs to float32 under mixed precision "

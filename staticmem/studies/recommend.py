@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from staticmem.report.model import ScenarioInfo
 from staticmem.report.sizing import ACCUMULATE, FITS, TIGHT, CardRow, Count
-from staticmem.scenario.step import TITLES
+from staticmem.scenario.strategies import DATA_PARALLEL, STRATEGIES
 from staticmem.studies import Request
 from staticmem.units import format_bytes
-
-DATA_PARALLEL = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 
 
 def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo) -> tuple[str, str | None]:
@@ -26,7 +24,7 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     ranks = request.context_parallel or 1
     devices = request.devices or ranks
     if request.on_ranks and devices > 1:
-        names = [TITLES[request.parallel]] if request.parallel is not None else []
+        names = [STRATEGIES[request.parallel].title] if request.parallel is not None else []
         names += [f"each sequence over {ranks} of them"] if ranks > 1 else []
         what = what if ranks > 1 else _each(what, str(request.parallel))
         return _of_ranks(one, tight, rows, " and ".join(names), devices, what)
@@ -64,7 +62,7 @@ def _several_text(row: CardRow, count: Count, what: str) -> str:
         verb = what.replace("train it", "trains it", 1)
         return f"One {row.name} {verb} in {count.accumulate:,} micro-batches of {count.batch:,}"
     share = f", {count.batch:,} on each" if count.batch is not None else ""
-    return f"{count.devices} x {row.name} {what} with {TITLES[count.strategy]}{share}"
+    return f"{count.devices} x {row.name} {what} with {STRATEGIES[count.strategy].title}{share}"
 
 
 def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple[str, str]:

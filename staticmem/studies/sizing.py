@@ -13,7 +13,8 @@ from staticmem.report.model import NoteInfo
 from staticmem.report.sizing import ACCUMULATE, SCHEMA, CardRow, Count, Lever, Point, Price, Sizing
 from staticmem.report.sweep import TRAINING
 from staticmem.report.verdict import step_name
-from staticmem.scenario.step import RUNS_PARTS, WHOLE
+from staticmem.scenario.step import WHOLE
+from staticmem.scenario.strategies import STRATEGIES
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.checkpoints import repeated_blocks
@@ -26,8 +27,11 @@ from staticmem.version import __version__
 
 POINTS = 9  # of a curve
 FEW = 8  # cards: up to so many get replays of their own and exact batches; of more, those of an architecture share them
-GLOBAL_STRATEGIES = ("ddp", ACCUMULATE, "zero2", "zero3", "fsdp")  # those that share out samples
-DEFAULT_STRATEGIES = ("zero2", "zero3", "fsdp", *RUNS_PARTS)  # DDP needs what one device needs, and buckets
+_TRIED = tuple([name for name, facts in STRATEGIES.items() if facts.worth_trying])
+_DIVIDING = tuple([name for name in _TRIED if not STRATEGIES[name].keeps_whole])  # DDP needs what one device needs
+_SHARING = tuple([name for name in _DIVIDING if STRATEGIES[name].shares_samples])
+_WHOLE = tuple([name for name in _TRIED if STRATEGIES[name].keeps_whole])
+GLOBAL_STRATEGIES = (*_WHOLE, ACCUMULATE, *_SHARING)  # those that share out samples
 
 NOT_INCLUDED = (
     "other processes on the GPU, a desktop, and what a data loader or metrics keep there",
@@ -281,7 +285,9 @@ def _strategies(study: Study) -> tuple[str, ...]:
     """Those that can make the need of a device smaller; none where the step is that of a rank already."""
     if study.request.on_ranks or study.request.compile:
         return ()
-    return DEFAULT_STRATEGIES if study.scenario.training else ("fsdp", *RUNS_PARTS)
+    if study.scenario.training:
+        return _DIVIDING
+    return tuple([name for name in _DIVIDING if STRATEGIES[name].for_inference])
 
 
 def _around(batch: int, low: int, most: int) -> list[int]:

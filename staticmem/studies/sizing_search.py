@@ -10,11 +10,11 @@ from math import isqrt
 from staticmem.devices.gpus import Gpu
 from staticmem.errors import DimensionError, StaticmemError, UsageError, did_you_mean
 from staticmem.ir.model_file import ModelFile, SymbolRange, describe_inputs
-from staticmem.parallel.context import unit_of_lengths
+from staticmem.parallel.strategies.context import unit_of_lengths
 from staticmem.report.model import MOST_BATCH
 from staticmem.report.sizing import ACCUMULATE, Count
 from staticmem.scenario.request import GENERATE
-from staticmem.scenario.step import RUNS_PARTS
+from staticmem.scenario.strategies import STRATEGIES
 from staticmem.studies import Request, Study
 from staticmem.studies.bench import Bench
 from staticmem.units import format_bytes
@@ -283,7 +283,7 @@ def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> Found |
     def short(devices: int) -> str:
         return f"{format_bytes(bench.live(ask(devices)))} of tensors on each of {devices}"
 
-    if strategy in RUNS_PARTS:  # the model says how far these can go
+    if STRATEGIES[strategy].runs_parts:  # the model says how far these can go
         why = ""
         for devices in DEVICES:
             try:
@@ -293,7 +293,7 @@ def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> Found |
             except StaticmemError as error:
                 return why or error.why
         return why
-    tried = DEVICES[:1] if strategy == "ddp" else DEVICES  # what DDP needs does not depend on their number
+    tried = DEVICES[:1] if STRATEGIES[strategy].keeps_whole else DEVICES  # what DDP needs is not less on more
     if not bench.allows(ask(tried[-1]), card):
         return short(tried[-1])
     # the need falls as devices are added, and the last number is enough

@@ -31,7 +31,8 @@ from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.losses import AUTO
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import CAUSAL_LM, HEAD_LOSSES, HELD, OF_TRANSFORMERS, RUNS_PARTS, WHOLE, Scenario
+from staticmem.scenario.step import CAUSAL_LM, HEAD_LOSSES, HELD, OF_TRANSFORMERS, WHOLE, Scenario
+from staticmem.scenario.strategies import facts_of
 from staticmem.studies.idle import idle_in
 from staticmem.studies.position_tables import check_positions
 from staticmem.studies.steps import JUDGED, OF_SIZES, Step, step_of
@@ -41,7 +42,7 @@ from staticmem.units import format_bytes
 if TYPE_CHECKING:
     from staticmem.devices.gpus import Gpu
     from staticmem.devices.meters import Device, DeviceMeters
-    from staticmem.parallel.rank import Strategy
+    from staticmem.parallel.division import Strategy
     from staticmem.studies.live_band import LiveBand
 
 REPLAY_LIMIT = 1_000_000  # ticks of a trace; beyond it the allocator is replayed only with --gpu
@@ -134,7 +135,8 @@ class Study:
         if shape is None or len(shape) != 3 or shape[-1] < 2:
             return AUTO, ""
         asked = "loss: transformers"
-        if self.request.compiles or self.request.parallel in RUNS_PARTS:
+        strategy = facts_of(self.request.parallel)
+        if self.request.compiles or (strategy is not None and strategy.runs_parts):
             other = "--compile" if self.request.compiles else f"--parallel {self.request.parallel}"
             return AUTO, f"{asked}, but for the copy of scores in float32 of its models: not covered with {other}"
         text = f"which is causal-lm: {list(shape)} are scores of tokens, which its models cast to float32 (T5's do not)"
@@ -260,8 +262,8 @@ class Study:
 
         Ranks that share a sequence differ in what they send and merge.
         """
-        from staticmem.parallel.context import parts
         from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
+        from staticmem.parallel.strategies.context import parts
 
         strategy, one = strategy_of(self.request), on_one_device(self.request)
         requests = parts(one, self.model, self.binding) if (one.context_parallel or 1) > 1 else [one]

@@ -19,8 +19,8 @@ from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.liveness import liveness
 from staticmem.ops.ring_attention import GATHER
-from staticmem.parallel.context import parts
 from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
+from staticmem.parallel.strategies.context import parts
 from staticmem.studies import Study, request_of
 
 CONTEXT = Path(__file__).parents[1] / "data" / "context"

@@ -10,7 +10,7 @@ import pytest
 import staticmem
 from staticmem.cli.main import main
 from staticmem.errors import UsageError
-from staticmem.parallel.fsdp import shard_numel
+from staticmem.parallel.strategies.fsdp import shard_numel
 from staticmem.studies import Study, request_of
 
 DATA = Path(__file__).parents[1] / "data"

@@ -12,12 +12,14 @@ from staticmem.allocators.peaks import outline
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import bfloat16, float32
 from staticmem.liveness import Lifetimes, liveness
-from staticmem.parallel.ddp import assign_buckets
-from staticmem.parallel.pipeline import apply, in_flight, stages_of_ops
-from staticmem.parallel.rank import Strategy, on_one_device, on_rank
+from staticmem.parallel.division import Strategy
+from staticmem.parallel.rank import on_one_device, on_rank
 from staticmem.parallel.rewrite import Rewrite
-from staticmem.parallel.zero import ZeroConfig
-from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET, STRATEGIES
+from staticmem.parallel.strategies.ddp import assign_buckets
+from staticmem.parallel.strategies.pipeline import apply, in_flight, stages_of_ops
+from staticmem.parallel.zero_config import ZeroConfig
+from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET
+from staticmem.scenario.strategies import STRATEGIES
 from staticmem.studies import Study, request_of
 
 GRAPHS = Path(__file__).parents[1] / "data" / "graphs"

@@ -10,8 +10,9 @@ import pytest
 from staticmem.engine.step import StepResult
 from staticmem.liveness import liveness
 from staticmem.parallel.blocks import forward_ends
-from staticmem.parallel.rank import Strategy, on_rank
-from staticmem.parallel.zero import ZeroConfig
+from staticmem.parallel.division import Strategy
+from staticmem.parallel.rank import on_rank
+from staticmem.parallel.zero_config import ZeroConfig
 from staticmem.studies import Study, request_of
 
 BLOCKS = Path(__file__).parents[1] / "data" / "graphs" / "mlp_blocks.pt2"

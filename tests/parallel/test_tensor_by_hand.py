@@ -10,7 +10,7 @@ from staticmem.eager.trace import Buffer, Trace
 from staticmem.ir.dtypes import float32
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
 from staticmem.parallel.rewrite import Piece, Rewrite
-from staticmem.parallel.tensor import Plan, _divide, apply, plan
+from staticmem.parallel.strategies.tensor import Plan, _divide, apply, plan
 
 WIDTH, HIDDEN, WORDS = 8, 16, 40
 BLOCK = "layers.0"

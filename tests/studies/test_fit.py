@@ -19,7 +19,6 @@ from staticmem.report.formats.fit import answer
 from staticmem.report.json import to_json
 from staticmem.report.schema import dumps, schema
 from staticmem.report.sweep import NUMERICS, SAME, TRAINING
-from staticmem.scenario.step import TITLES
 
 ROOT = Path(__file__).parents[2]
 MODELS, BLOCKS = ROOT / "models", ROOT / "tests" / "data" / "graphs" / "mlp_blocks.pt2"
@@ -153,7 +152,7 @@ def test_sharding_and_strategies() -> None:
 
 def test_bytes_that_a_rank_sends_by_hand() -> None:
     """Rings over 4 ranks send 3/4 of the bytes; 100 gathered, 40 summed, 30 updated, two micro-batches."""
-    sent = {name: sent_bytes(name, 4, 100, 40, 30, 2) for name in TITLES if name not in ("tp", "pp")}
+    sent = {name: sent_bytes(name, 4, 100, 40, 30, 2) for name in STRATEGIES if name not in ("tp", "pp")}
     assert sent == {"ddp": 60, "zero1": 52, "zero2": 82, "zero3": 360, "fsdp": 360}
     assert sent_bytes(None, 1, 100, 40, 30, 2) == sent_bytes("fsdp", 1, 100, 40, 30, 2) == 0
     with pytest.raises(ValueError, match="pp"):

@@ -13,7 +13,7 @@ from staticmem.report.settings import LIBRARIES
 from staticmem.report.sweep import CANNOT_RUN, NUMERICS, TRAINING
 from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import with_article
-from staticmem.scenario.step import TITLES
+from staticmem.scenario.strategies import STRATEGIES, titles
 
 CHANGES = {NUMERICS: "changes numerics", TRAINING: "changes training"}
 _HEADS = ("settings", "file", "needs", "at most", "fit")
@@ -62,7 +62,7 @@ def how(way: Way, samples: int) -> str:
     """`batch 512 as 4 micro-batches of 128`, `batch 512 on 4 devices (FSDP2), 128 each`."""
     text = f"batch {samples:,}"
     if way.devices > 1:
-        title = f" ({TITLES[way.parallel]})" if way.parallel is not None else ""
+        title = f" ({STRATEGIES[way.parallel].title})" if way.parallel is not None else ""
         text += f" on {way.devices:,} devices{title}"
     if way.accumulate > 1:
         return f"{text} as {way.accumulate:,} micro-batches of {way.batch:,}{' each' if way.devices > 1 else ''}"
@@ -136,7 +136,7 @@ def settings_text(library: str, result: Fit, view: View = PLAIN) -> str:
 
 
 def _which(strategies: tuple[str | None, ...]) -> str:
-    return f"Its settings are those of {', '.join(TITLES[name] for name in strategies if name is not None)}."
+    return f"Its settings are those of {titles(tuple(strategies))}."
 
 
 # the suffixes of the table and of Markdown give those; settings are asked for by name

@@ -9,7 +9,7 @@ from staticmem.report.sizing import ACCUMULATE, FITS, TIGHT, CardRow, Count, Lev
 from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.report.verdict import tflops_text
-from staticmem.scenario.step import TITLES
+from staticmem.scenario.strategies import STRATEGIES
 
 # The cases, and what of them is exact, are those of the first row of README's table of accuracy, which a test compares
 LIVE_CASES, LIVE_EXACT, LIVE_MOST = "81", "99 %", "0.14 %"
@@ -168,7 +168,7 @@ def refusals(sizing: Sizing) -> list[tuple[str, str, str]]:
 
 
 def strategy_title(name: str) -> str:
-    return "accumulation" if name == ACCUMULATE else TITLES[name]
+    return "accumulation" if name == ACCUMULATE else STRATEGIES[name].title
 
 
 def count_text(count: Count) -> str:

@@ -14,8 +14,11 @@ from staticmem.ir.dtypes import HALVES, DType
 from staticmem.report.text import printable
 from staticmem.scenario.presets import PRESETS
 from staticmem.scenario.request import OPTIONS, Request, as_flags, precision
+from staticmem.scenario.strategies import DATA_PARALLEL, DEEPSPEED, PYTORCH, STRATEGIES, StrategyFacts, facts_of
 
-ZERO = ("zero1", "zero2", "zero3")
+_OF_PYTORCH = tuple([name for name in DATA_PARALLEL if STRATEGIES[name].library == PYTORCH])
+_OF_DEEPSPEED = tuple([name for name in DATA_PARALLEL if STRATEGIES[name].library == DEEPSPEED])
+ONE_DEVICE = StrategyFacts("one device", "", frozenset())
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class Run:
     checkpointed: Modules = Modules()
 
     @property
+    def strategy(self) -> StrategyFacts:
+        """What is known of the strategy of several devices."""
+        return facts_of(self.request.parallel) or ONE_DEVICE
+
+    @property
     def batch(self) -> int:
         """Samples of a micro-batch on each device."""
         return self.request.batch or 1
@@ -50,10 +58,8 @@ class Run:
     @property
     def half(self) -> DType | None:
         """The 16-bit type of mixed precision, which ZeRO has for a model that is cast too; None without one."""
-        casts = [("amp", self.request.amp)]
-        if self.request.parallel in ZERO:
-            casts.append(("dtype", self.request.dtype))
-        types = [precision(name, word) for name, word in casts]
+        casts = ("amp", *self.strategy.casts)
+        types = [precision(name, getattr(self.request, name)) for name in dict.fromkeys(casts)]
         return next((dtype for dtype in types if dtype in HALVES), None)
 
 
@@ -70,7 +76,7 @@ class Library:
     strategies: tuple[str | None, ...]
     sets: frozenset[str]
     preset: str = ""
-    sets_with_fsdp: frozenset[str] = frozenset()
+    sets_with_shards: frozenset[str] = frozenset()
 
     def text(self, run: Run) -> str:
         """The settings as the text of a file, with a final newline."""
@@ -86,7 +92,10 @@ class Library:
 
     def unset(self, request: Request) -> str:
         """Flags of what is predicted and not in the text."""
-        sets = self.sets | (self.sets_with_fsdp if request.parallel == "fsdp" else frozenset()) | _OF_THE_ANALYSIS
+        strategy = facts_of(request.parallel)
+        sets = self.sets | _OF_THE_ANALYSIS
+        if strategy is not None and strategy.shards_modules:
+            sets |= self.sets_with_shards
         return as_flags({name: getattr(request, name) for name in OPTIONS if name not in sets})
 
 
@@ -102,17 +111,17 @@ _OF_THE_ANALYSIS = frozenset(
 
 LIBRARIES: dict[str, Library] = {
     "pytorch": Library(
-        "PyTorch", "pytorch", "train_step.py", (None, "ddp", "fsdp"), _TRAINER | {"dtype", "channels_last"}
+        "PyTorch", "pytorch", "train_step.py", (None, *_OF_PYTORCH), _TRAINER | {"dtype", "channels_last"}
     ),
     "transformers": Library(
-        "transformers", "hf_trainer", "training_arguments.py", (None, "ddp", *ZERO, "fsdp"), _TRAINER, "hf-trainer"
+        "transformers", "hf_trainer", "training_arguments.py", (None, *DATA_PARALLEL), _TRAINER, "hf-trainer"
     ),
     "accelerate": Library(
-        "accelerate", "accelerate_yaml", "accelerate.yaml", (None, "ddp", *ZERO, "fsdp"), _SHARED, "accelerate",
+        "accelerate", "accelerate_yaml", "accelerate.yaml", (None, *DATA_PARALLEL), _SHARED, "accelerate",
         frozenset({"checkpoint"}),
     ),
     "deepspeed": Library(
-        "DeepSpeed", "deepspeed_json", "deepspeed.json", ZERO, (_SHARED - LOOP) | {"dtype", "clip_grad_norm"}
+        "DeepSpeed", "deepspeed_json", "deepspeed.json", _OF_DEEPSPEED, (_SHARED - LOOP) | {"dtype", "clip_grad_norm"}
     ),
 }  # fmt: skip
 

@@ -7,7 +7,8 @@ src/accelerate/commands/config/cluster.py (keys of `fsdp_config` and `deepspeed_
 
 from __future__ import annotations
 
-from staticmem.report.settings import ZERO, Run, comment
+from staticmem.report.settings import Run, comment
+from staticmem.scenario.strategies import DEEPSPEED
 
 _MIXED = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -23,24 +24,22 @@ def write(run: Run) -> str:
 def _in_the_script(run: Run) -> list[str]:
     """What accelerate takes in Python, as comments."""
     lines = [f"# In the script: a DataLoader with batch_size={run.batch}"]
-    if run.request.accumulate > 1 and run.request.parallel not in ZERO:
-        sync = ", sync_each_batch=True" if run.request.parallel == "fsdp" else ""
+    if run.request.accumulate > 1 and run.strategy.library != DEEPSPEED:
+        sync = ", sync_each_batch=True" if run.strategy.shards_modules else ""
         plugin = f"GradientAccumulationPlugin(num_steps={run.request.accumulate}{sync})"
         lines.append(f"# and Accelerator(gradient_accumulation_plugin={plugin})")
     return lines
 
 
 def _configuration(run: Run) -> dict[str, object]:
-    request = run.request
-    kinds = {None: "NO", "ddp": "MULTI_GPU", "fsdp": "FSDP"}
     config: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": kinds.get(request.parallel, "DEEPSPEED"),
+        "distributed_type": run.strategy.accelerate or "NO",
         "mixed_precision": "no" if run.half is None else _MIXED[run.half.name],
         "num_machines": 1,
         "num_processes": run.devices,
     }
-    if request.parallel == "fsdp":
+    if run.strategy.shards_modules:
         fsdp: dict[str, object] = {
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": True,
@@ -50,7 +49,7 @@ def _configuration(run: Run) -> dict[str, object]:
         if run.sharded.cls:
             fsdp["fsdp_transformer_layer_cls_to_wrap"] = run.sharded.cls
         config["fsdp_config"] = fsdp
-    if request.parallel in ZERO:
+    if run.strategy.library == DEEPSPEED:
         config["deepspeed_config"] = _deepspeed(run)
     return config
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 from staticmem.ir.dtypes import bfloat16
-from staticmem.parallel.zero import ZeroConfig
+from staticmem.parallel.zero_config import ZeroConfig
 from staticmem.report.settings import Run
 
 _TESTED = ("adam", "adamw", "adagrad")  # of those that torch.optim has

@@ -8,11 +8,12 @@ whole gradients between micro-batches). `gradient_checkpointing` is an alias fro
 from __future__ import annotations
 
 from staticmem.ir.dtypes import bfloat16, float16
-from staticmem.report.settings import ZERO, Run, comment
+from staticmem.report.settings import Run, comment
 from staticmem.report.settings.deepspeed_json import configuration
 from staticmem.report.settings.optimizers import class_of, keywords, name_of_transformers
 from staticmem.report.settings.pytorch import lora_text
 from staticmem.scenario.adapters import lora_of
+from staticmem.scenario.strategies import DEEPSPEED
 
 
 def write(run: Run) -> str:
@@ -51,11 +52,11 @@ def _arguments(run: Run) -> dict[str, object]:
     }
     if run.half is not None:
         arguments |= {"bf16": run.half is bfloat16, "fp16": run.half is float16}
-    if run.checkpointed.paths and request.parallel != "fsdp":
+    if run.checkpointed.paths and not run.strategy.shards_modules:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-    if request.parallel == "fsdp":
+    if run.strategy.shards_modules:
         arguments |= _fsdp(run)
-    if request.parallel in ZERO:
+    if run.strategy.library == DEEPSPEED:
         arguments["deepspeed"] = configuration(run)
     return arguments
 

@@ -70,7 +70,7 @@ def _imports(run: Run) -> list[str]:
     request, standard, others = run.request, [], {"torch"}
     if run.checkpointed.paths:
         standard.append("import functools")
-    if request.parallel == "ddp" and request.accumulate > 1:
+    if run.strategy.keeps_whole and request.accumulate > 1:
         standard.append("import contextlib")
     if request.parallel is not None:
         standard.append("import os")
@@ -78,10 +78,10 @@ def _imports(run: Run) -> list[str]:
     if request.lora:
         others.add("peft")
     lines = [f"import {name}" for name in sorted(others)]
-    if request.parallel == "fsdp":
+    if run.strategy.shards_modules:
         names = "MixedPrecisionPolicy, fully_shard" if run.half is not None else "fully_shard"
         lines.append(f"from torch.distributed.fsdp import {names}")
-    if request.parallel == "ddp":
+    if run.strategy.keeps_whole:
         lines.append("from torch.nn.parallel import DistributedDataParallel")
     if run.checkpointed.paths:
         lines.append("from torch.utils.checkpoint import checkpoint")
@@ -104,7 +104,7 @@ def _preparation(run: Run) -> Iterator[str]:
         if modules.paths:
             yield f"{name} = [model.get_submodule(path) for path in {name.upper()}]"
     # fully_shard moves what it shards, so that no device has the whole model
-    moved = [] if request.parallel == "fsdp" else ['"cuda"']
+    moved = [] if run.strategy.shards_modules else ['"cuda"']
     dtype = precision("dtype", request.dtype)
     moved += [f"dtype={dtype_text(dtype)}"] if dtype is not None else []
     moved += ["memory_format=torch.channels_last"] if request.channels_last else []
@@ -126,9 +126,9 @@ def _preparation(run: Run) -> Iterator[str]:
 
 def _shared(run: Run) -> Iterator[str]:
     """The model as the devices share it."""
-    if run.request.parallel == "ddp":
+    if run.strategy.keeps_whole:
         yield "model = DistributedDataParallel(model, device_ids=[rank])"
-    if run.request.parallel != "fsdp":
+    if not run.strategy.shards_modules:
         return
     policy = ""
     if run.half is not None:
@@ -156,7 +156,7 @@ def _step(run: Run) -> Iterator[str]:
     zeroing = f"optimizer.zero_grad({'' if request.set_to_none else 'set_to_none=False'})"
     if request.zero_grad == FIRST:
         yield zeroing
-    in_no_sync = request.parallel == "ddp" and request.accumulate > 1
+    in_no_sync = run.strategy.keeps_whole and request.accumulate > 1
     counted = in_no_sync or request.zero_grad != FIRST
     yield "for number, (inputs, targets) in enumerate(batches):" if counted else "for inputs, targets in batches:"
     body = list(_micro_batch(run, zeroing))
@@ -181,7 +181,7 @@ def _micro_batch(run: Run, zeroing: str) -> Iterator[str]:
     forward = ["outputs = model(inputs)", "loss = loss_of(outputs, targets) / ACCUMULATE"]
     if request.channels_last:
         yield "inputs = inputs.to(memory_format=torch.channels_last)"
-    if run.half is not None and request.parallel != "fsdp":  # its policy casts
+    if run.half is not None and not run.strategy.shards_modules:  # its policy casts
         yield f'with torch.autocast("cuda", dtype={dtype_text(run.half)}):'
         forward = [f"{_INDENT}{line}" for line in forward]
     yield from forward

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from staticmem.engine.step import StepResult
 from staticmem.ir.dtypes import DType
+from staticmem.parallel.division import Traffic, WholeStep
 from staticmem.parallel.rewrite import AFTER, Rewrite, Weight
 from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET
 
@@ -46,3 +48,17 @@ def apply(rewrite: Rewrite, weights: list[Weight], *, bucket_view: bool = False)
         rewrite.add("buffers, flattened", nbytes, dtype, rewrite.start, call, holder, died=(rewrite.first, AFTER))
     gradients = "the gradients are views of them" if bucket_view else "beside the gradients"
     return [f"DDP: {len(buckets)} buckets of at most 25 MiB and the gradient that fills them, {gradients}"]
+
+
+class Ddp:
+    """Every rank runs the whole step."""
+
+    def divide(self, step: WholeStep) -> StepResult:
+        return step.of_rank(apply(step.rewrite, step.weights, bucket_view=step.strategy.bucket_view))
+
+    def sent_bytes(self, name: str, traffic: Traffic) -> float:
+        """Gradients are summed in the last micro-batch (`no_sync` in the others)."""
+        return 2 * traffic.share * traffic.reduced
+
+
+DIVISION = Ddp()

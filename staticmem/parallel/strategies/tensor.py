@@ -14,8 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from staticmem.engine.step import StepResult
+from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph, Op, Parameter, Ref
 from staticmem.parallel.blocks import ROOT, blocks_of_ops
+from staticmem.parallel.division import Traffic, WholeStep
 from staticmem.parallel.rewrite import Piece, Rewrite, Weight, ceil_div
 
 LINEARS = ("aten::linear", "aten::addmm", "aten::mm", "aten::matmul")
@@ -205,3 +208,25 @@ def _divide(piece: Piece, ranks: int, heads: set[int] | None = None) -> None:
         shape[dims[0]] //= ranks
         piece.shape, piece.strides = tuple(shape), None
     piece.nbytes = ceil_div(piece.nbytes, ranks)
+
+
+class TensorParallel:
+    """The linears of each block in parts."""
+
+    def divide(self, step: WholeStep) -> StepResult:
+        graph, ranks = step.result.graph, step.strategy.devices
+        shapes = {name: value.shape for name, value in graph.values.items() if value.shape is not None}
+        split = plan(graph, step.paths, ranks, shapes)
+        if not split.columns:
+            reason = split.whole_blocks[0] if split.whole_blocks else "no blocks that repeat"
+            what = f"tensor parallel over {ranks} devices does not apply to this model"
+            raise UsageError(
+                what, f"No block can be split ({reason}).", "Try fewer devices, or --parallel fsdp.", "SM182"
+            )
+        return step.of_rank(apply(step.rewrite, step.weights, split, ranks))
+
+    def sent_bytes(self, name: str, traffic: Traffic) -> float:
+        raise ValueError(name)  # activations, which a step of parameters and gradients does not say
+
+
+DIVISION = TensorParallel()

@@ -23,18 +23,23 @@ b5bcd76, which also divides no gradients (`set_gradient_divide_factor(1.0)`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
+from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
-from staticmem.ir.dtypes import DType, float32, uint8
-from staticmem.ir.graph import Value
+from staticmem.ir.dtypes import HALVES, DType, float32, uint8
+from staticmem.ir.graph import Graph, Region, Value
+from staticmem.ops.experts import ALL_TO_ALL
+from staticmem.parallel import blocks
 from staticmem.parallel.blocks import ROOT, Run, block_of_name, forward_ends
+from staticmem.parallel.division import STREAMS, Strategy, Traffic, WholeStep
 from staticmem.parallel.rewrite import (
     BEFORE,
+    COMMUNICATION,
     END_OF_PHASE,
     GATHERING,
     REDUCING,
@@ -44,6 +49,10 @@ from staticmem.parallel.rewrite import (
     Weight,
     ceil_div,
 )
+from staticmem.parallel.strategies import context
+from staticmem.passes.expert_parallel import expert_parameters
+
+ADAPTER = ".lora_"  # in the names of what PEFT trains: `adapter_layer_names` of peft/tuners/lora/layer.py
 
 
 @dataclass(frozen=True)
@@ -390,3 +399,95 @@ def _shard(rewrite: Rewrite, weight: Weight, numel: int, precision: Precision) -
             piece.nbytes, piece.dtype = dtype.nbytes(numel), dtype
         elif prod(piece.shape) > 1:  # factored or block-wise state
             piece.nbytes = ceil_div(round(piece.nbytes * share * dtype.itemsize), piece.dtype.itemsize)
+
+
+class Fsdp:
+    """`fully_shard` on the repeated blocks and on the model; beside it ranks may share experts, and sequences."""
+
+    def divide(self, step: WholeStep) -> StepResult:
+        graph, rewrite, result = step.result.graph, step.rewrite, step.result
+        regions = result.compiled.regions if result.compiled is not None else ()
+        paths = _units(step.paths, regions)
+        groups = blocks.blocks_of_ops(graph, paths)
+        _check_regions(regions, paths, groups)
+        precision = _apply_policy(step) if step.strategy.mixed else Precision()
+        runs = blocks.runs(result.trace, groups)
+        experts = _share_experts(step) if step.strategy.expert_ranks > 1 else None
+        notes = apply(rewrite, step.weights, paths, runs, step.strategy.devices, precision, experts)
+        if step.strategy.context is not None:
+            context.apply(rewrite, step.strategy.context)
+        return step.of_rank([*notes, STREAMS])
+
+    def sent_bytes(self, name: str, traffic: Traffic) -> float:
+        return traffic.share * traffic.micro_batches * (2 * traffic.gathered + traffic.reduced)
+
+
+def _apply_policy(step: WholeStep) -> Precision:
+    """The types of a step under `MixedPrecisionPolicy`; buffers and inputs keep theirs."""
+    compute = _compute(step.result)
+    if compute is None:
+        return Precision()
+    graph = step.result.graph
+    buffers = {} if step.strategy.model in HALVES else {b.fqn: b.value for b in graph.buffers}
+    keep_types(step.rewrite, buffers | {value.name: value for value in graph.inputs}, compute)
+    return Precision(compute, _types_before(graph, step.strategy), REDUCE)
+
+
+def _share_experts(step: WholeStep) -> Experts:
+    """The parameters of experts; what their tokens are sent through is communication."""
+    for piece in step.rewrite.pieces:
+        if piece.kernel is not None and step.rewrite.trace.kernels[piece.kernel].name == ALL_TO_ALL:
+            piece.category = COMMUNICATION
+    ranks = step.strategy.expert_ranks
+    return Experts(frozenset(expert_parameters(step.result.graph)), ranks, step.strategy.devices // ranks)
+
+
+def _types_before(graph: Graph, strategy: Strategy) -> dict[str, DType]:
+    """The types of floating-point parameters before FSDP2's policy casts them, by name."""
+    types = {}
+    for parameter in graph.parameters:
+        dtype = parameter.value.dtype
+        if dtype.is_floating_point:
+            own = strategy.adapters if ADAPTER in parameter.fqn else None
+            types[parameter.fqn] = own or strategy.model or dtype
+    return types
+
+
+def _units(paths: tuple[str, ...], regions: Sequence[Region]) -> tuple[str, ...]:
+    """The modules that FSDP2 gathers by themselves: the repeated blocks, or the compiled modules where each of the
+    blocks is in one of them. Trainers compile and shard the same modules."""
+    compiled = tuple(dict.fromkeys([region.name for region in regions]))
+    if len(compiled) < 2 or not all(blocks.block_of_name(f"{path}.", compiled) != blocks.ROOT for path in paths):
+        return paths
+    return compiled
+
+
+def _check_regions(regions: Sequence[Region], paths: tuple[str, ...], groups: Sequence[str]) -> None:
+    """FSDP2 gathers and reshards in hooks around the modules that are its units, which compiled code must not contain.
+
+    Raises:
+        UsageError: a region of compiled code has a unit within it.
+    """
+    for region in regions:
+        unit = blocks.block_of_name(f"{region.name}.", paths)  # as of a parameter of it
+        inside = next((group for group in groups[region.start : region.end] if group not in (unit, blocks.ROOT)), None)
+        if inside is not None:
+            raise UsageError(
+                f"{region.name or 'the model'} is compiled as one, and {inside} within it is a unit of FSDP2",
+                "Its hooks, which gather and free parameters, break the compiled graph, in ways that are not covered.",
+                "Name the class of the blocks, or of modules within them, with --compile.",
+                code="SM169",
+            )
+
+
+def _compute(result: StepResult) -> DType | None:
+    """The 16-bit type that most parameters are in."""
+    sizes = dict.fromkeys(HALVES, 0)
+    for buffer in result.trace.buffers:
+        if buffer.category == "parameter" and buffer.dtype in sizes:
+            sizes[buffer.dtype] += prod(buffer.shape)
+    largest = max(sizes, key=lambda dtype: sizes[dtype])
+    return largest if sizes[largest] else None
+
+
+DIVISION = Fsdp()

@@ -10,9 +10,14 @@ summed over the micro-batches, so from the second on they are there from the sta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from staticmem.engine.step import StepResult
+from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph
+from staticmem.liveness import liveness
 from staticmem.parallel.blocks import ROOT, blocks_of_ops, names_of_parameters
+from staticmem.parallel.division import Traffic, WholeStep, with_notes
 from staticmem.parallel.rewrite import AFTER, BEFORE, EVENT, Piece, Rewrite
 
 
@@ -142,3 +147,34 @@ def _span(rewrite: Rewrite, of_ops: Sequence[int], stage: int, phase: str) -> tu
     span = rewrite.span(phase)
     fallback = span[0] if span else rewrite.first
     return (min(ticks), max(ticks)) if ticks else (fallback, fallback)
+
+
+class Pipeline:
+    """The stage with the highest peak."""
+
+    def divide(self, step: WholeStep) -> StepResult:
+        result, stages = step.result, step.strategy.devices
+        if len(step.paths) < stages:
+            raise UsageError(
+                f"a pipeline of {stages} stages does not apply to this model",
+                f"It has {len(step.paths)} blocks that repeat, and a stage is at least one.",
+                f"Use --devices {max(len(step.paths), 1)} or fewer.",
+                code="SM182",
+            )
+        micro_batches = (step.strategy.micro_batches or 2 * stages) if step.training else 1
+        of_ops = stages_of_ops(result.graph, step.paths, stages)
+        best, highest = result, -1
+        for stage in (0, stages - 1):  # those between have fewer micro-batches than the first, and no head
+            rewrite = Rewrite(result.trace)
+            notes = apply(rewrite, result.graph, of_ops, stage, stages, micro_batches)
+            trace = rewrite.build()
+            peak = liveness(trace).peak_bytes
+            if peak > highest:
+                best, highest = with_notes(replace(result, trace=trace), notes), peak
+        return best
+
+    def sent_bytes(self, name: str, traffic: Traffic) -> float:
+        raise ValueError(name)  # activations between stages, which a step of parameters and gradients does not say
+
+
+DIVISION = Pipeline()

@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from staticmem.eager.trace import Trace
+from staticmem.engine.step import StepResult
 from staticmem.ir.dtypes import DType, float32
 from staticmem.ir.graph import Graph
 from staticmem.parallel.blocks import names_of_parameters
+from staticmem.parallel.division import STREAMS, Traffic, WholeStep
 from staticmem.parallel.rewrite import (
     AFTER,
     BEFORE,
@@ -38,20 +40,10 @@ from staticmem.parallel.rewrite import (
     Weight,
     ceil_div,
 )
+from staticmem.parallel.zero_config import ZeroConfig
+from staticmem.scenario.strategies import GRADIENTS, STRATEGIES
 
 ALIGNMENT = 2  # elements; nccl_start_alignment_factor
-
-
-@dataclass(frozen=True)
-class ZeroConfig:
-    """`zero_optimization` of DeepSpeed's JSON, in elements; the defaults are DeepSpeed's."""
-
-    reduce_bucket_size: int = 500_000_000
-    prefetch_bucket_size: int = 50_000_000
-    param_persistence_threshold: int = 100_000
-    max_live_parameters: int = 1_000_000_000
-    max_reuse_distance: int = 1_000_000_000
-    sub_group_size: int = 1_000_000_000
 
 
 @dataclass(frozen=True)
@@ -317,3 +309,28 @@ def _reduce(rewrite: Rewrite, trained: list[Weight], config: ZeroConfig) -> None
         rewrite.end(gradient, at)
         filled.append(weight.numel)
     flush((backward[1], END_OF_PHASE))
+
+
+class Zero:
+    """The stages of ZeRO."""
+
+    def divide(self, step: WholeStep) -> StepResult:
+        ranks, config = step.strategy.devices, step.strategy.zero
+        facts = STRATEGIES[step.strategy.name]
+        if facts.divides_parameters:
+            modules = uses(step.result.trace, step.result.graph)
+            notes = apply_to_parameters(step.rewrite, step.weights, modules, ranks, config)
+            return step.of_rank([*notes, STREAMS])
+        stage = 2 if GRADIENTS in facts.divides else 1
+        return step.of_rank(apply_to_states(step.rewrite, step.weights, ranks, stage, config))
+
+    def sent_bytes(self, name: str, traffic: Traffic) -> float:
+        """Stage 1 sums gradients at the end of the accumulation, the others in each micro-batch."""
+        facts = STRATEGIES[name]
+        if facts.divides_parameters:
+            return traffic.share * traffic.micro_batches * (2 * traffic.gathered + traffic.reduced)
+        times = traffic.micro_batches if GRADIENTS in facts.divides else 1
+        return traffic.share * (times * traffic.reduced + traffic.updated)
+
+
+DIVISION = Zero()
