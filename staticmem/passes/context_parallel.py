@@ -1,7 +1,7 @@
 """Context parallelism: a rank has a part of the sequence, and attention is PyTorch's ring attention.
 
-Sizes of inputs are those of a part already (`parallel.context`), so that all other ops are those of a step with a
-shorter sequence. `torch.distributed.tensor.experimental.context_parallel` takes the place of
+Sizes of inputs are those of a part already (`parallel.strategies.context`), so that all other ops are those of a step
+with a shorter sequence. `torch.distributed.tensor.experimental.context_parallel` takes the place of
 `scaled_dot_product_attention` alone, and its load balancer asks for a causal mask that is no tensor.
 
 Source: torch/distributed/tensor/experimental/_context_parallel/_attention.py of PyTorch 2.13 (`context_parallel`,

@@ -19,6 +19,7 @@ from staticmem.report.formats.fit import answer
 from staticmem.report.json import to_json
 from staticmem.report.schema import dumps, schema
 from staticmem.report.sweep import NUMERICS, SAME, TRAINING
+from staticmem.scenario.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[2]
 MODELS, BLOCKS = ROOT / "models", ROOT / "tests" / "data" / "graphs" / "mlp_blocks.pt2"

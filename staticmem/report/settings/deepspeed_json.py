@@ -2,7 +2,7 @@
 
 Source, DeepSpeed 0.19: deepspeed/runtime/constants.py (keys of the batch, `bf16`, `fp16`, `gradient_clipping`),
 deepspeed/runtime/zero/config.py (`zero_optimization`), deepspeed/runtime/zero/utils.py (`ZERO_SUPPORTED_OPTIMIZERS`;
-others need `zero_allow_untested_optimizer`). The sizes of buckets are those of the prediction (`parallel.zero`).
+others need `zero_allow_untested_optimizer`). The sizes of buckets are those of the prediction (`parallel.zero_config`).
 """
 
 from __future__ import annotations
