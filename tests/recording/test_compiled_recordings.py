@@ -181,3 +181,9 @@ def test_an_activation_in_place_writes_to_the_product_that_it_views(amp: str | N
     """The result of a linear layer over rows is a view of a product: the backward reads the product that was written
     to. Peaks are of Inductor's code of PyTorch 2.14.1."""
     assert network_step("ActivatedInPlace", "train", amp).lifetimes.peak_bytes == measured
+
+
+@pytest.mark.torch
+def test_group_norms_copy_images_in_channels_last() -> None:
+    """On CUDA their input is contiguous. The peak is of Inductor's code of PyTorch 2.14.1."""
+    assert network_step("GroupsOfPixels", "train", None).lifetimes.peak_bytes == 50_571_264

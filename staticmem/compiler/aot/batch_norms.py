@@ -180,13 +180,13 @@ def group_norm(
     t: Tracer, input: Node, num_groups: int, weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Node:  # fmt: skip
-    """Statistics are saved in the input's dtype."""
+    """Statistics are saved in the input's dtype. On CUDA the input is contiguous, never channels last
+    (`group_norm` of aten/src/ATen/native/group_norm.cpp)."""
     batch, channels = input.shape[:2]
     inner, per = input.numel // (batch * channels), channels // num_groups
     if channels % num_groups:
         raise ValueError(f"{channels} channels in {num_groups} groups")
-    last = layout.prefers_channels_last(input.shape, input.strides)
-    dense = layout.channels_last_strides(input.shape) if last else layout.contiguous_strides(input.shape)
+    dense = layout.contiguous_strides(input.shape)
     x = input if input.strides == dense else t.clone(input, dense)
     wide = t.opmath(x)
     flat = t.view(wide, (batch, num_groups, per, inner))
