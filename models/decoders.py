@@ -1,4 +1,4 @@
-"""Decoders as litgpt trains them, whose memory it publishes: networks of `docs/hardware-readings.md`.
+"""Decoders as litgpt trains them, whose memory it publishes: networks of `docs/generated/hardware-readings.md`.
 
 Written from what its code does (litgpt/model.py, lora.py, utils.py and finetune/lora.py at 00af8b0; lit_gpt/ at
 8641822, but for the norm in float32, which came a week later at 6178c7c and which the readings fit): one product

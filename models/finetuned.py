@@ -1,4 +1,4 @@
-"""Decoders as torchtune fine-tunes them, whose memory it publishes: networks of `docs/hardware-readings.md`.
+"""Decoders as torchtune fine-tunes them, whose memory it publishes: networks of `docs/generated/hardware-readings.md`.
 
 Written from what its code does (torchtune/modules/transformer.py, attention.py, rms_norm.py,
 position_embeddings.py, feed_forward.py and loss/ce_chunked_output_loss.py at 1814feb, November 2024): products for

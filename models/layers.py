@@ -1,4 +1,4 @@
-"""Layers and losses whose memory others measured on GPUs: the networks of `docs/hardware-readings.md`.
+"""Layers and losses whose memory others measured on GPUs: the networks of `docs/generated/hardware-readings.md`.
 
 Each is written here from its formula; nothing of the projects that measured them is copied. The measured runs do not
 update weights: they run a forward and a backward of one layer, and its input keeps a gradient from call to call. So the

@@ -1,4 +1,4 @@
-"""BERT, whose training others measured on GPUs: a network of `docs/hardware-readings.md`.
+"""BERT, whose training others measured on GPUs: a network of `docs/generated/hardware-readings.md`.
 
 Written from the paper (arXiv 1810.04805): attention that is not fused, as transformers ran it before PyTorch 2.0.
 """

@@ -1,4 +1,4 @@
-"""Networks for video whose training others measured on GPUs: the ones of `docs/hardware-readings.md`.
+"""Networks for video whose training others measured on GPUs: the ones of `docs/generated/hardware-readings.md`.
 
 Written from the papers: C3D (arXiv 1412.0767), I3D (1705.07750), SlowFast and its slow path alone (1812.03982), TSM
 (1811.08383), R(2+1)D (1711.11248), ir-CSN (1904.02811). Videos are [batch, channels, frames, height, width]; TSM has

@@ -49,8 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def sampling() -> ModuleType:
-    """The random convolutions of scripts/conv_sampling.py."""
-    path = Path(__file__).parents[1] / "scripts" / "conv_sampling.py"
+    """The random convolutions of scripts/convolutions/conv_sampling.py."""
+    path = Path(__file__).parents[1] / "scripts" / "convolutions" / "conv_sampling.py"
     spec = importlib.util.spec_from_file_location("conv_sampling", path)
     assert spec is not None
     assert spec.loader is not None

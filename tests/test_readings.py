@@ -17,7 +17,7 @@ CUBLAS = 8519680  # bytes of a workspace below Hopper: 4096:2:16:8 KiB
 
 
 def _compare(*words: str) -> str:
-    command = [sys.executable, str(ROOT / "scripts" / "compare_readings.py"), *words]
+    command = [sys.executable, str(ROOT / "scripts" / "readings" / "compare_readings.py"), *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -57,7 +57,7 @@ def test_the_page_has_every_reading_and_what_is_predicted_now(tmp_path: Path) ->
     path = ROOT / "tests/data/measured/readings-liger-kernel.json"
     document = json.loads(path.read_text(encoding="utf-8"))
     total = sum(len(series["allocated_bytes"]) for series in document["series"])
-    published = (ROOT / "docs/hardware-readings.md").read_text(encoding="utf-8").splitlines()
+    published = (ROOT / "docs/generated/hardware-readings.md").read_text(encoding="utf-8").splitlines()
     assert sum(line.count("| allocated |") for line in published if line.count("|") == 10 and ": " in line) > total
     few = [series for series in document["series"] if series["network"] in ("LayerNorm", "Softmax", "GroupNorm")]
     for series in few:
@@ -161,7 +161,7 @@ def test_a_network_that_models_does_not_have_is_named(tmp_path: Path) -> None:
     path = tmp_path / "readings.json"
     series = {"network": "Nothing", "sizes": {}, "over": "rows", "allocated_bytes": {"1": 1}}
     path.write_text(json.dumps({"source": "me", "series": [series]}), encoding="utf-8")
-    command = [sys.executable, str(ROOT / "scripts" / "compare_readings.py"), str(path)]
+    command = [sys.executable, str(ROOT / "scripts" / "readings" / "compare_readings.py"), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "models/ has no network 'Nothing'" in done.stderr

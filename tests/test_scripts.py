@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = sorted((ROOT / "scripts").glob("*.py"))
+SCRIPTS = sorted((ROOT / "scripts").rglob("*.py"))
 
 
 def test_no_script_has_the_name_of_a_module() -> None:
@@ -23,8 +26,32 @@ def test_every_script_is_in_the_readme() -> None:
     assert [path.name for path in SCRIPTS if f"`{path.name}`" not in text] == []
 
 
+def imported(path: Path) -> Iterator[str]:
+    """Modules that a script imports anywhere, in functions and for types alone too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_scripts_lie_in_folders_by_task() -> None:
+    assert [path.name for path in SCRIPTS if path.parent.parent != ROOT / "scripts"] == []
+    names = [path.stem for path in SCRIPTS]
+    assert len(names) == len(set(names))
+
+
+def test_scripts_import_from_their_own_folder_and_never_in_a_circle() -> None:
+    folders = {path.stem: path.parent.name for path in SCRIPTS}
+    edges = {path.stem: {name for name in imported(path) if name in folders} for path in SCRIPTS}
+    assert sum(map(len, edges.values())) > 20
+    across = {(one, other) for one, names in edges.items() for other in names if folders[one] != folders[other]}
+    assert across == set()
+    assert len(list(TopologicalSorter(edges).static_order())) == len(SCRIPTS)  # raises CycleError
+
+
 def test_every_module_of_the_core_has_tests_that_mutants_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "faults"))
     mutants = importlib.import_module("mutants")
     modules = mutants.modules_of(mutants.CORE)
     assert [module for module in modules if not mutants.tests_of(module)] == []
@@ -33,7 +60,7 @@ def test_every_module_of_the_core_has_tests_that_mutants_finds(monkeypatch: pyte
 
 
 def test_sources_of_fuzz_targets_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "faults"))
     importlib.import_module("fuzz_targets").check_modules()
 
 

@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def page() -> str:
-    """docs/codes.md: written by `python -m staticmem.cli.explain`."""
+    """docs/generated/codes.md: written by `python -m staticmem.cli.explain`."""
     intro = (
         "Errors, warnings and assumptions have codes that keep their meaning; `staticmem explain CODE` shows these\n"
-        "texts. This page is made by `python -m staticmem.cli.explain > docs/codes.md`."
+        "texts. This page is made by `python -m staticmem.cli.explain > docs/generated/codes.md`."
     )
     parts = ["# Codes", intro]
     codes = entries()

@@ -35,7 +35,7 @@ examples:
 CALIBRATE = """\
 Turns readings into a device profile for 'analyze --profile': the CUDA context of each GPU, what libraries load, and
 cuBLAS workspaces. The probes are runs with PyTorch on the GPU, at least 3 of it, with nothing else on it; take models
-with convolutions and with matrix products, and 'scripts/validate_on_gpu.py' makes such a set.
+with convolutions and with matrix products, and 'scripts/readings/validate_on_gpu.py' makes such a set.
 """
 
 CALIBRATE_EXAMPLES = """\

@@ -1,4 +1,6 @@
-"""Which form of workspace a convolution takes, from tables that scripts/conv_workspace_tables.py derives from cuDNN.
+"""Which form of workspace a convolution takes, from tables of cuDNN's answers.
+
+scripts/convolutions/conv_workspace_tables.py makes the tables.
 
 The workspaces that cuDNN names are sums of a few terms: a copy of the input, the weight or the result in the layout and
 channel padding that a tensor-core kernel wants, and partial sums of the weight gradient in float32, one for each slice

@@ -90,8 +90,8 @@ def plans(conv: Convolution, architecture: str, version: str, cudnn: Cudnn | Non
 def largest_plan(conv: Convolution, architecture: str, cudnn: Cudnn | None = None) -> Band:
     """Bytes of the largest workspace among all plans, which the search of `cudnn.benchmark` takes.
 
-    Without a libcudnn: quantiles over random convolutions (scripts/conv_workspace_tables.py search), as the engines
-    that a network's convolution has are not known.
+    Without a libcudnn: quantiles over random convolutions (scripts/convolutions/conv_workspace_tables.py search), as
+    the engines that a network's convolution has are not known.
     """
     used = runs_on_cudnn(conv, architecture)
     if used is False:

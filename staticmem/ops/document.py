@@ -1,4 +1,4 @@
-"""Writes docs/ops.md, the table of all rules: `python -m staticmem.ops.document > docs/ops.md`."""
+"""Writes docs/generated/ops.md, the table of all rules: `python -m staticmem.ops.document > docs/generated/ops.md`."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The TorchScript exporter names nodes by paths (`/layer1/layer1.0/conv1/Conv`) and parameters by theirs
 (`layer1.0.conv1.weight`). `module_parts.json` has of what parts the classes of torchvision and timm are
 made: the attributes of child modules with the classes that they may have, and the tensors that a class owns, with their
-ranks. `scripts/class_parts.py` reads it out of the libraries' models; it has no code, only names.
+ranks. `scripts/classes/class_parts.py` reads it out of the libraries' models; it has no code, only names.
 
 The table is a grammar of trees. Upwards, a module may be of a class if all of its children and tensors are parts of it,
 of classes that they may be of, and nothing is missing that every instance has: but parts without parameters may have

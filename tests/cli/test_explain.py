@@ -45,7 +45,7 @@ def test_list_and_unknown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_page_is_fresh(request: pytest.FixtureRequest) -> None:
-    path = ROOT / "docs" / "codes.md"
+    path = ROOT / "docs" / "generated" / "codes.md"
     if request.config.getoption("--overwrite-golden"):
         path.write_text(explain.page(), encoding="utf-8", newline="\n")
     assert path.read_text(encoding="utf-8") == explain.page()

@@ -1,4 +1,4 @@
-"""Shapes that no real model has end in an error with a code, in backward too (found by scripts/fuzz.py)."""
+"""Shapes that no real model has end in an error with a code, in backward too (found by scripts/faults/fuzz.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/ops.md is what the registry says."""
+"""docs/generated/ops.md is what the registry says."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from staticmem.ops import lookup, rules
 from staticmem.ops.document import render
 from staticmem.ops.registry import rule
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "ops.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "generated" / "ops.md"
 
 
 def test_the_document_is_fresh() -> None:
-    assert DOCUMENT.read_text(encoding="utf-8") == render(), "run: python -m staticmem.ops.document > docs/ops.md"
+    assert DOCUMENT.read_text(encoding="utf-8") == render(), f"run: python -m staticmem.ops.document > {DOCUMENT}"
 
 
 def test_every_rule_states_its_facts() -> None:

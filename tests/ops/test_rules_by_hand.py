@@ -1,4 +1,4 @@
-"""Facts of rules that are counted by hand: found missing by scripts/mutants.py."""
+"""Facts of rules that are counted by hand: found missing by scripts/faults/mutants.py."""
 
 from __future__ import annotations
 

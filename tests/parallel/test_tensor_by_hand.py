@@ -1,4 +1,4 @@
-"""What tensor parallelism splits, in graphs small enough to say it beforehand: found missing by scripts/mutants.py."""
+"""What tensor parallelism splits, in graphs small enough to foresee it: found missing by scripts/faults/mutants.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ZeRO-3 gathers, keeps and copies, on uses small enough to count by hand: found missing by scripts/mutants.py."""
+"""What ZeRO-3 gathers, keeps and copies, on few uses, counted by hand: found missing by scripts/faults/mutants.py."""
 
 from __future__ import annotations
 

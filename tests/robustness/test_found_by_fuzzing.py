@@ -1,4 +1,4 @@
-"""What `scripts/fuzz_coverage.py` and `scripts/fuzz.py` found: each ended in a traceback, or took for ever."""
+"""What `fuzz_coverage.py` and `fuzz.py` of `scripts/faults/` found: each ended in a traceback, or took for ever."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Damaged files, a few of each kind: the same for every run, and others where hypothesis looks for them.
 
-`scripts/fuzz.py` makes thousands; what it does is in docs/robustness.md.
+`scripts/faults/fuzz.py` makes thousands; what it does is in docs/robustness.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SMALL = {  # kinds whose originals are read in milliseconds
 
 
 def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "faults" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

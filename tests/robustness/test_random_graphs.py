@@ -1,4 +1,4 @@
-"""Causes that `scripts/fuzz_graphs.py` found: random graphs of any operators through several verbs."""
+"""Causes that `scripts/faults/fuzz_graphs.py` found: random graphs of any operators through several verbs."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_backwards_over_a_part(start: int, end: int, step: int, size: int, tmp_p
 @pytest.fixture(scope="module")
 def drawn() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])  # the script puts its folders there
+        patch.setattr(sys, "path", [str(ROOT / "scripts" / "faults"), *sys.path])  # the script puts its folders there
         module = importlib.import_module("fuzz_graphs")
         patch.setattr(module.fuzz_verbs, "dear", 0.05)
         yield module
@@ -197,7 +197,7 @@ ARCHIVE = ROOT / "tests" / "data" / "random_graphs.zip"
 @old
 @pytest.mark.parametrize("kind", ["valid", "damaged"])
 def test_drawn_files(kind: str, drawn: ModuleType, tmp_path: Path) -> None:
-    """`scripts/fuzz_graphs.py` drew them by the schemas of all operators, and says what they have to stand."""
+    """`scripts/faults/fuzz_graphs.py` drew them by the schemas of all operators, and says what they have to stand."""
     with zipfile.ZipFile(ARCHIVE) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if name.startswith(kind)}
     assert len(files) == 110

@@ -1,6 +1,7 @@
 """Sessions of recurrent, quantised, half-precision, fused and other kernels, measured: where `exact` is said it is.
 
-`scripts/session_exactness.py` does the same with all of its graphs at all levels; docs/onnxruntime.md has its table.
+`scripts/sessions/session_exactness.py` does the same with all of its graphs at all levels; docs/onnxruntime.md has
+its table.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sampling import sampled
 from staticmem.scenario.session import SessionOptions
 from staticmem.validate.onnxruntime import validation
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "sessions"
 ORT = pytest.mark.skipif(not validation.installed(), reason="onnxruntime is not installed: pip install onnxruntime")
 EXACT = (
     "one_layer-4", "one_layer-9", "one_layer-14", "lengths_and_states-1", "lstm_without_sequence", "dynamic_mlp-0",
@@ -28,12 +29,18 @@ EXACT = (
 OPEN = ("nonzero", "if_of_data-0", "contrib_attention-1", "contrib_blockwise-0", "einsum")
 
 
+def session_graph(name: str) -> Any:
+    """A graph of scripts/sessions/session_graphs.py, which registers all of them where it is imported."""
+    importlib.import_module("session_graphs")
+    return importlib.import_module("session_nets").make(name)
+
+
 def compared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, level: str, cpu: str | None = None, saved: bool = True
 ) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     path = tmp_path / "model.onnx"
-    onnx.save(importlib.import_module("session_graphs").make(name), path)
+    onnx.save(session_graph(name), path)
     cpu = cpu or validation.this_processor()
     options = SessionOptions(graph_optimization_level=level, intra_op_num_threads=2, processor=cpu)
     return importlib.import_module("session_exactness").compare(str(path), options, saved=saved)
@@ -83,4 +90,4 @@ def test_every_graph_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))
     graphs = importlib.import_module("session_graphs")
     for name in graphs.GRAPHS:
-        onnx.checker.check_model(graphs.make(name), skip_opset_compatibility_check=True)
+        onnx.checker.check_model(session_graph(name), skip_opset_compatibility_check=True)

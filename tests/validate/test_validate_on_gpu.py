@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "validate_on_gpu.py"
+SCRIPT = ROOT / "scripts" / "readings" / "validate_on_gpu.py"
 
 
 def _run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -1,8 +1,8 @@
 """Kernels of the CPU provider that take nothing from the arena beside their results.
 
 Tried on onnxruntime 1.32: every case of onnx.backend.test that the runtime takes, with
-`session.collect_node_memory_stats_to_file`, and the graphs of `scripts/session_graphs.py`. Kernels that take something
-are in `kernel_memory.WORKSPACES`. Which of these work in place is in `plan`.
+`session.collect_node_memory_stats_to_file`, and the graphs of `scripts/sessions/session_graphs.py`. Kernels that
+take something are in `kernel_memory.WORKSPACES`. Which of these work in place is in `plan`.
 """
 
 _ONNX = """

@@ -1,9 +1,9 @@
 """What `forward` of published classes gives names to, for files without stack traces.
 
 `published_names.json` has for classes of torchvision, timm and transformers which variable takes the result of each
-child module and of each op that `forward` (and what it calls) runs itself. `scripts/class_tables.py` runs the models
-and watches; the file has no code, only names. A variable keeps its value until it is assigned again or its function
-returns, so that a class that is in the table needs no policy (`frames.policy`).
+child module and of each op that `forward` (and what it calls) runs itself. `scripts/classes/class_tables.py` runs
+the models and watches; the file has no code, only names. A variable keeps its value until it is assigned again or its
+function returns, so that a class that is in the table needs no policy (`frames.policy`).
 
 A result is told by its producer and its number among the results of that producer in one call of `forward`. The
 producer is the attribute of the child module (`*` for a number), or the op (`aten::cat`). Names: "" is no name, `xs[]`

@@ -1,4 +1,4 @@
-"""scripts/class_tables.py: a run that was stopped goes on, and what no model shows again stays in the table."""
+"""scripts/classes/class_tables.py: a run that was stopped goes on, and what no model shows again stays in the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("torch")  # what the script watches
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts" / "classes"
 VERSIONS = "lib 1.0"
 TABLE = "passes/frames/published_names.json"
 

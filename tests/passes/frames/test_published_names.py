@@ -32,14 +32,14 @@ from staticmem.passes.frames.published_names import (  # noqa: E402
 from staticmem.passes.frames.releases import held_values  # noqa: E402
 from staticmem.passes.frames.source_lines import held_by_lines  # noqa: E402
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+SCRIPTS = Path(__file__).parents[3] / "scripts" / "classes"
 X = Ref("x")
 BLOCK = "a:lib.Block"
 
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    """scripts/class_names.py and scripts/class_watch.py, for classes of these tests."""
+    """scripts/classes/class_names.py and scripts/classes/class_watch.py, for classes of these tests."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     made = importlib.import_module("class_names")
     monkeypatch.setattr(made, "LIBRARIES", ("local_models.", "torch.nn.", "test_published_names."))

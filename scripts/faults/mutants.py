@@ -1,9 +1,9 @@
 """Plants one fault at a time in the core and lists those that no test notices.
 
-    python scripts/mutants.py --sample 100 --seed 1            # of all modules of the core
-    python scripts/mutants.py --module liveness/intervals.py   # every fault of one
-    python scripts/mutants.py --folder liveness                # every fault of one folder
-    python scripts/mutants.py --list --tests                   # the faults, and the tests of each module
+    python scripts/faults/mutants.py --sample 100 --seed 1            # of all modules of the core
+    python scripts/faults/mutants.py --module liveness/intervals.py   # every fault of one
+    python scripts/faults/mutants.py --folder liveness                # every fault of one folder
+    python scripts/faults/mutants.py --list --tests                   # the faults, and the tests of each module
 
 A fault is a comparison, an operator, a number, a condition, a result or a statement that is another one, or is gone. It
 is planted in a copy of the repository, and the module's tests run against the copy until one fails; tests/ mirrors the
@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "staticmem"
 CORE = ("allocators", "eager", "engine", "liveness", "ops", "parallel", "passes", "studies")  # whose figures count
 COPIED = ("staticmem", "tests", "models", "scripts", "docs", "schemas", "README.md", "pyproject.toml")

@@ -1,7 +1,7 @@
 """Validates predictions on the GPU at hand, in about ten minutes, and leaves records to send: docs/validate.md.
 
     pip install torch "staticmem[gpu]"          # torch for your CUDA: https://pytorch.org/get-started
-    python scripts/validate_on_gpu.py           # from a checkout, whose models it runs
+    python scripts/readings/validate_on_gpu.py           # from a checkout, whose models it runs
 
 Each model runs in a process of its own: steps with PyTorch, then inference with the ONNX Runtime where it is installed.
 Records hold sizes, versions, the name of the card and of the driver; no paths, no names, no weights. With --device cpu
@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from staticmem.errors import StaticmemError  # noqa: E402

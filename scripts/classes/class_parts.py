@@ -1,8 +1,8 @@
 """Makes staticmem/passes/module_parts.json: of what parts published module classes are made.
 
-    python scripts/class_parts.py SEEN.json "timm:*" "torchvision:*"        # adds their parts to SEEN.json
-    python scripts/class_parts.py SEEN.json +timm:resnet18 +torchvision:vgg11   # and the ATen calls of some
-    python scripts/class_parts.py SEEN.json "VERSIONS" > staticmem/passes/module_parts.json   # writes the table
+    python scripts/classes/class_parts.py SEEN.json "timm:*" "torchvision:*"        # adds their parts to SEEN.json
+    python scripts/classes/class_parts.py SEEN.json +timm:resnet18 +torchvision:vgg11   # and the ATen calls of some
+    python scripts/classes/class_parts.py SEEN.json "VERSIONS" > staticmem/passes/module_parts.json   # writes the table
 
 Every model is made on the meta device, so that this needs no memory. Only names of attributes, parameters, classes and
 ATen calls are taken.
@@ -213,7 +213,7 @@ def main(path: str, words: list[str]) -> None:
     if models:
         file.write_text(json.dumps(seen), encoding="utf-8")
         return
-    about = f"parts of module classes; scripts/class_parts.py, from {words[0]}"
+    about = f"parts of module classes; scripts/classes/class_parts.py, from {words[0]}"
     rows = json.dumps(table(seen), separators=(",", ":"), ensure_ascii=True).replace('],["', '],\n["')
     print(f'{{"about":{json.dumps(about)},"classes":{rows}}}')
 

@@ -1,12 +1,12 @@
 """Compares predictions with what was read on real cards, meter by meter.
 
-    python scripts/compare_readings.py                                # the readings in tests/data/measured
-    python scripts/compare_readings.py mine.json --all                # yours, and every single one
-    python scripts/compare_readings.py --page docs/hardware-readings.md   # that page; needs transformers and timm
+    python scripts/readings/compare_readings.py                  # the readings in tests/data/measured
+    python scripts/readings/compare_readings.py mine.json --all  # yours, and every single one
+    python scripts/readings/compare_readings.py --page FILE      # docs/generated/hardware-readings.md
 
 docs/readings.md describes the format. A reading names a model file or a network of `models/`, the keywords of
-`staticmem.analyze`, and the bytes of each meter that was read. Exit code 0, however far off the predictions are: this
-reports, tests judge.
+`staticmem.analyze`, and the bytes of each meter that was read. The page needs transformers and timm. Exit code 0,
+however far off the predictions are: this reports, tests judge.
 """
 
 from __future__ import annotations
@@ -15,55 +15,19 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from readings_models import predictions
+from readings_page import Comparison, page
 
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from readings_models import predictions  # noqa: E402 - they import staticmem from this checkout
-
+ROOT = Path(__file__).parents[2]
 METERS = ("live", "allocated", "reserved", "device", "context")
 OF_ALL = ("whole", "moment")  # a document may say them for all of its readings
 NAMED = ("model", "network", "sizes", "input", "whole", "moment", "cards")  # that decide a prediction
 FOLDER = ROOT / "tests" / "data" / "measured"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One meter of one reading, in bytes. `precision`: what the source rounds to; a smaller difference is none."""
-
-    source: str
-    network: str
-    settings: str
-    gpu: str
-    torch: str
-    meter: str
-    read: int
-    predicted: int
-    low: int
-    high: int
-    precision: int = 1
-    held_out: bool = False
-    explained: str = ""  # why it is off, where that is known
-
-    @property
-    def error(self) -> float:
-        """The prediction's error as a share of the reading; 0 where the source's rounding explains it."""
-        return 0.0 if self.exact else self.predicted / self.read - 1
-
-    @property
-    def exact(self) -> bool:
-        return abs(self.predicted - self.read) <= self.precision
-
-    @property
-    def in_band(self) -> bool:
-        return self.low - self.precision <= self.read <= self.high + self.precision
 
 
 def comparisons(path: Path, known: dict[str, Any], state: Path | None = None) -> Iterator[Comparison]:
@@ -162,8 +126,6 @@ def main() -> None:
             what = f"{c.network} {c.settings} ({c.gpu}, PyTorch {c.torch})"
             print(f"{c.error:+8.2%} {c.meter:<10} {c.read:>15,} read, {c.predicted:>15,} predicted{band}  {what}")
     if given.page:
-        from readings_page import page
-
         given.page.write_text(page(compared, list(_not_tried(files))), encoding="utf-8")
     print("\n".join(summary(compared)))
 

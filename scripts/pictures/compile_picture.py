@@ -1,6 +1,6 @@
 """Draws the live memory of one step, eager and compiled, as docs/images/compile.svg.
 
-    python scripts/compile_picture.py [MODEL] [BATCH] > docs/images/compile.svg
+    python scripts/pictures/compile_picture.py [MODEL] [BATCH] > docs/images/compile.svg
 
 Each phase has the same width in both, as compiled code has fewer kernels.
 """

@@ -1,8 +1,8 @@
 """Feeds the readers thousands of damaged files and lists what is not a clear error.
 
-    python scripts/fuzz.py --seconds 300            # all kinds
-    python scripts/fuzz.py --kind onnx --seed 7 --count 2000
-    python scripts/fuzz.py --replay findings/onnx-7-1234.onnx
+    python scripts/faults/fuzz.py --seconds 300            # all kinds
+    python scripts/faults/fuzz.py --kind onnx --seed 7 --count 2000
+    python scripts/faults/fuzz.py --replay findings/onnx-7-1234.onnx
 
 A file may be analysed, or refused with a StaticmemError (exit code 2). Everything else is a finding and is kept in
 `findings/`: another exception, more than --limit seconds, more than --memory GiB. Files are made from those of models/
@@ -30,8 +30,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import fuzz_targets as targets  # noqa: E402 - beside this file
 

@@ -1,9 +1,9 @@
 """Random ONNX graphs of any operators through five verbs: valid ones, and ones damaged on purpose.
 
-    python scripts/fuzz_graphs.py --count 1000                    # of both kinds
-    python scripts/fuzz_graphs.py --kind valid --seed 3 --count 20000 --seconds 7200
-    python scripts/fuzz_graphs.py --replay valid-3-17             # makes the file again and shows what is wrong
-    python scripts/fuzz_graphs.py --seed 1000 --count 110 --write tests/data/random_graphs.zip
+    python scripts/faults/fuzz_graphs.py --count 1000                    # of both kinds
+    python scripts/faults/fuzz_graphs.py --kind valid --seed 3 --count 20000 --seconds 7200
+    python scripts/faults/fuzz_graphs.py --replay valid-3-17             # makes the file again and shows what is wrong
+    python scripts/faults/fuzz_graphs.py --seed 1000 --count 110 --write tests/data/random_graphs.zip
 
 `random_graphs.py` and `random_damage.py` make the files, `fuzz_verbs.py` says what each has to stand, `fuzz_workers.py`
 runs them in processes of their own. Findings are grouped by cause; some files of each are kept in --out. Exit code 1
@@ -21,8 +21,8 @@ import time
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import fuzz_verbs  # noqa: E402 - beside this file
 import fuzz_workers  # noqa: E402

@@ -1,10 +1,10 @@
 """Makes staticmem/devices/conv/*.json: convolution workspaces, derived from an installed cuDNN's answers.
 
-    python scripts/conv_workspace_tables.py ask answers.npz --seed 1 --count 4000   # minutes to an hour
-    python scripts/conv_workspace_tables.py ask fresh.npz --seed 2 --count 300
-    python scripts/conv_workspace_tables.py fit answers.npz   # more files of the same cuDNN: more seeds
-    python scripts/conv_workspace_tables.py check fresh.npz
-    python scripts/conv_workspace_tables.py search --count 200      # some minutes: search.json
+    python scripts/convolutions/conv_workspace_tables.py ask answers.npz --seed 1 --count 4000   # minutes to an hour
+    python scripts/convolutions/conv_workspace_tables.py ask fresh.npz --seed 2 --count 300
+    python scripts/convolutions/conv_workspace_tables.py fit answers.npz   # more files of the same cuDNN: more seeds
+    python scripts/convolutions/conv_workspace_tables.py check fresh.npz
+    python scripts/convolutions/conv_workspace_tables.py search --count 200      # some minutes: search.json
 
 `search` is for `torch.backends.cudnn.benchmark`, which tries every plan of a convolution in one buffer that holds the
 largest workspace among them. Its file has, for each architecture, precision, layout and pass, that workspace as a
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from conv_sampling import cells, sample
 from conv_trees import Agreement, Answer, agreement, fit

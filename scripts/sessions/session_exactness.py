@@ -1,6 +1,6 @@
 """Where a prediction of an ONNX Runtime session says `exact`, is it? Runs generated graphs and files at every level.
 
-    python scripts/session_exactness.py [FILE...] [--families recurrent half] [--levels disable all] [-o rows.json]
+    python scripts/sessions/session_exactness.py [FILE...] [--families recurrent half] [--levels disable all] [-o ROWS]
 
 Each graph of session_graphs.py, and each FILE, is run by the installed onnxruntime and compared with the prediction for
 the graph that was executed: bytes of every node, of weights, of the largest workspace, of the arena. The last lines
@@ -20,6 +20,7 @@ from typing import Any
 import onnx
 import session_graphs
 from onnxruntime_agreement import sizes
+from session_nets import make
 
 from staticmem.errors import StaticmemError
 from staticmem.files import temporary_folder
@@ -98,7 +99,7 @@ def main() -> int:
         for name, (family, _) in session_graphs.GRAPHS.items():
             if (args.families is None or family in args.families) and args.names in name:
                 path = str(Path(folder) / f"{name}.onnx")
-                onnx.save(session_graphs.make(name), path)
+                onnx.save(make(name), path)
                 jobs.append((family, name, path))
         for family, name, path in jobs:
             for level in args.levels:

@@ -1,10 +1,9 @@
 """Makes the table of published classes, staticmem/passes/frames/published_names.json.
 
-    python scripts/class_tables.py "VERSIONS" scripts/class_tables.txt [--state FILE]
+    python scripts/classes/class_tables.py "VERSIONS" scripts/classes/class_tables.txt [--state FILE]
 
-The file has names of models; scripts/class_models.py chooses them. Each model is run once on meta tensors
-(scripts/class_watch.py) in training mode, of which exports are made, and once in evaluation mode for what only that
-keeps.
+The file has names of models; class_models.py chooses them. Each model is run once on meta tensors (class_watch.py) in
+training mode, of which exports are made, and once in evaluation mode for what only that keeps.
 Classes of the present table that none of these models has stay as they are. VERSIONS names the packages whose classes
 these are: "timm 1.0.31, torchvision 0.29.1". With `--state` what was seen is kept in FILE after each model: a run of up
 to an hour that was stopped goes on behind the model that it was at.
@@ -28,7 +27,7 @@ import class_models
 import class_names
 from class_watch import observed
 
-PACKAGE = Path(__file__).parents[1] / "staticmem"
+PACKAGE = Path(__file__).parents[2] / "staticmem"
 SECONDS = 90
 
 
@@ -83,7 +82,7 @@ def main(versions: str, models: Path, path: Path | None) -> None:
             outcome = f"{type(error).__name__} {str(error)[:120]!r}"
         print(f"{name}: {outcome}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     state.save(path)
-    about = f"names that forward gives results; scripts/class_tables.py; {versions}"
+    about = f"names that forward gives results; scripts/classes/class_tables.py; {versions}"
     write(PACKAGE / "passes" / "frames" / "published_names.json", about, class_names.table(state.names))
 
 

@@ -1,6 +1,6 @@
 """Runs many ONNX files with the ONNX Runtime and compares every node with the prediction: docs/onnxruntime.md.
 
-    python scripts/onnxruntime_agreement.py FILE... [--levels disable basic all] [-o agreement.json]
+    python scripts/sessions/onnxruntime_agreement.py FILE... [--levels disable basic all] [-o agreement.json]
 
 Open dimensions get small sizes. Each file is run at every level with and without reuse and memory pattern; the last
 lines are the table of docs/onnxruntime.md.

@@ -1,10 +1,10 @@
 """Coverage-guided fuzzing of every reader: inputs that reach new code are kept, and changed further.
 
     python -m venv fuzz && fuzz/bin/pip install . atheris
-    fuzz/bin/python scripts/fuzz_coverage.py --seconds 120                 # for each target
-    fuzz/bin/python scripts/fuzz_coverage.py --target pt2 --seconds 3600
-    fuzz/bin/python scripts/fuzz_coverage.py --replay findings/pt2-1a2b3c.pt2
-    fuzz/bin/python scripts/fuzz_coverage.py --count-only                  # lines that the kept inputs reach
+    fuzz/bin/python scripts/faults/fuzz_coverage.py --seconds 120                 # for each target
+    fuzz/bin/python scripts/faults/fuzz_coverage.py --target pt2 --seconds 3600
+    fuzz/bin/python scripts/faults/fuzz_coverage.py --replay findings/pt2-1a2b3c.pt2
+    fuzz/bin/python scripts/faults/fuzz_coverage.py --count-only                  # lines that the kept inputs reach
 
 atheris (libFuzzer for Python) counts branches and looks at comparisons; what it changes is a structure, not only bytes:
 `fuzz_mutators.py`. Inputs begin as the small sound files of `fuzz_targets.py`.
@@ -35,8 +35,8 @@ from types import CodeType, FrameType
 from typing import Any
 from zlib import crc32
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import fuzz_mutators as mutators  # noqa: E402 - beside this file
 from fuzz import attempt  # noqa: E402

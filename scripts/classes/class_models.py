@@ -1,6 +1,6 @@
 """Published models to run on meta tensors: which there are, how to build one, and a choice with all of their classes.
 
-    python scripts/class_models.py [--skip FILE] > scripts/class_tables.txt
+    python scripts/classes/class_models.py [--skip FILE] > scripts/classes/class_tables.txt
 
 Every model of timm, torchvision and transformers is built (small configurations of transformers; no weights). Of those,
 models are chosen greedily until every part that any of them has is in a chosen one. A part is a class of a module

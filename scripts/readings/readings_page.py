@@ -1,23 +1,20 @@
-"""The page `docs/hardware-readings.md`: every published reading beside the prediction, for `compare_readings.py`."""
+"""Every published reading beside the prediction: `docs/generated/hardware-readings.md`, for `compare_readings.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from compare_readings import Comparison
 
 MIB = 2**20
 
 INTRODUCTION = """\
 # Readings of GPUs beside predictions
 
-`python scripts/compare_readings.py --page docs/hardware-readings.md` writes this page. Each reading was published by
-somebody else: the tables name the source, the card and what was read. Settings are what the source states; where it has
-no version of PyTorch, one is inferred from the date. Networks are in `models/` and `tests/data/graphs/`, the figures in
-`tests/data/measured/`; [readings](readings.md) says how to add yours.
+`python scripts/readings/compare_readings.py --page docs/generated/hardware-readings.md` writes this page. Each
+reading was published by somebody else: the tables name the source, the card and what was read. Settings are what the
+source states; where it has no version of PyTorch, one is inferred from the date. Networks are in `models/` and
+`tests/data/graphs/`, the figures in `tests/data/measured/`; [readings](../readings.md) says how to add yours.
 
 - **Error**: prediction / reading - 1. It counts as none where the two differ by no more than the source rounds to; such
   a reading is "exact". Medians and percentiles are of its absolute value.
@@ -40,6 +37,38 @@ no version of PyTorch, one is inferred from the date. Networks are in `models/` 
 
 
 OFF = 0.1  # errors beyond it have a section of their own
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One meter of one reading, in bytes. `precision`: what the source rounds to; a smaller difference is none."""
+
+    source: str
+    network: str
+    settings: str
+    gpu: str
+    torch: str
+    meter: str
+    read: int
+    predicted: int
+    low: int
+    high: int
+    precision: int = 1
+    held_out: bool = False
+    explained: str = ""  # why it is off, where that is known
+
+    @property
+    def error(self) -> float:
+        """The prediction's error as a share of the reading; 0 where the source's rounding explains it."""
+        return 0.0 if self.exact else self.predicted / self.read - 1
+
+    @property
+    def exact(self) -> bool:
+        return abs(self.predicted - self.read) <= self.precision
+
+    @property
+    def in_band(self) -> bool:
+        return self.low - self.precision <= self.read <= self.high + self.precision
 
 
 def page(compared: Sequence[Comparison], not_tried: Sequence[tuple[str, str, int, str]] = ()) -> str:
