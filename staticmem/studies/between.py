@@ -4,9 +4,8 @@ A search over batches replays tens of steps that differ in sizes alone. Three ar
 largest, and of one between them. Where the three have one structure (`structure`), and the bytes of every buffer, its
 shape and strides, and all that kernels read lie on one line through the three, a step of a batch between them has the
 trace of the first with the sizes of the line. As with the arrays of a sweep, three equal structures do not prove a
-fourth (docs/adr/0008). A search of batches uses it to find the batches that it names. Of each octave of them one is run
-as well, and has to be the step on the line (`BenchBetween.confirms`): what changes from some size on, as the kernel
-of an op, would show in the larger of two. A sweep says in its rows where it was used (`arrays`).
+fourth (docs/adr/0008). A search of batches uses it to find the batch that it names, whose step is then run
+(`confirms`), and a sweep, whose rows say so (`arrays`).
 """
 
 from __future__ import annotations
@@ -191,11 +190,9 @@ class BenchBetween(Bench):
                 return
 
     def confirms(self, request: Request) -> bool:
-        """Whether the step of a request is the one that runs. Where it is not, no line is used any more. A batch of
-        which one up to its double has been run is taken for it, as the line begins and ends with steps that were run.
-        """
+        """Whether the step of a request is the one that runs. Where it is not, no line is used any more."""
         batch = self._place(request)
-        if batch is None or self.lines is None or any(batch <= ran <= 2 * batch for ran in self._confirmed):
+        if batch is None or self.lines is None or batch in self._confirmed:
             return True
         if self.lines.confirms(batch, self.bench.ask(request)):
             self._confirmed.add(batch)

@@ -30,7 +30,13 @@ from staticmem.studies.compute import Counter
 from staticmem.studies.fit_options import Options, check, strategies_of
 from staticmem.studies.fit_settings import commands, flags_of, settings_of
 from staticmem.studies.largest import LargestBatches
-from staticmem.studies.levers import adapter_levers, checkpoint_levers, optimizer_levers, precision_levers
+from staticmem.studies.levers import (
+    adapter_levers,
+    changed_by_micro_batches,
+    checkpoint_levers,
+    optimizer_levers,
+    precision_levers,
+)
 from staticmem.studies.sizing_search import BATCH, divisors, last
 
 
@@ -220,9 +226,10 @@ class _Search:
         if self.batches is None or request.batch == self.batches[-1]:
             return change
         does = f"{request.accumulate:,} micro-batches of {request.batch:,} a step"
-        if any("batch_norm" in op.base for op in self.bench.study.graph.ops):
+        changes = changed_by_micro_batches(self.bench.study.graph)
+        if changes == TRAINING:
             does += ", so that batch norms see fewer samples"
-        return change.and_then({}, does, SAME)
+        return change.and_then({}, does, changes)
 
     # -- figures -------------------------------------------------------------------------------------------------
 

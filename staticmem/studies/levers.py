@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from staticmem.errors import StaticmemError
+from staticmem.ir.graph import Graph
 from staticmem.liveness.held_outputs import added_by_held_outputs
+from staticmem.ops.registry import kinds_of
 from staticmem.passes.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import CANNOT_RUN, LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
 from staticmem.scenario.adapters import ALL_LINEAR
@@ -167,8 +169,14 @@ def _accumulation(study: Study) -> Iterator[Lever]:
     for parts in (2, 4, 8):
         if batch is not None and batch % parts == 0 and batch > parts:
             options = {"batch": batch // parts, "accumulate": request.accumulate * parts}
-            note = "the same samples a step; statistics of batch norms are those of a micro-batch"
-            yield Lever(f"accumulate gradients over {parts} micro-batches of {batch // parts}", options, SAME, note)
+            changes = changed_by_micro_batches(study.graph)
+            note = "batch norms see fewer samples" if changes == TRAINING else "the same samples a step"
+            yield Lever(f"accumulate gradients over {parts} micro-batches of {batch // parts}", options, changes, note)
+
+
+def changed_by_micro_batches(graph: Graph) -> str:
+    """What smaller micro-batches of the same samples change: the statistics of batch norms, where there are any."""
+    return TRAINING if any("batch_norm" in kinds_of(op.base) for op in graph.ops) else SAME
 
 
 def _outputs(study: Study) -> Iterator[Lever]:

@@ -88,22 +88,6 @@ def test_a_line_that_is_not_confirmed_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert search.between.lines is None
 
 
-def test_one_batch_of_an_octave_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    study = Study.open(GRAPHS / "alexnet.pt2", Request(optimizer="adam"))
-    search, confirmed, own = LargestBatches(Bench(study, many_cards=True), study.request), [], Between.confirms
-
-    def counted(between: Between, batch: int, other: Study) -> bool:
-        confirmed.append(batch)
-        return own(between, batch, other)
-
-    monkeypatch.setattr(Between, "confirms", counted)
-    names = ("h100", "a100-sxm-80gb", "l40s", "a100-sxm-40gb", "4090", "l4", "t4", "3060")
-    tried = [search.tried(gpus.find(name)) for name in names]
-    assert len(set(tried)) > 5
-    assert len(confirmed) < len(set(tried))
-    assert all(any(batch <= ran <= 2 * batch for ran in confirmed) for batch in tried if batch is not None)
-
-
 def test_steps_of_other_structures_have_none_between() -> None:
     """A step of two micro-batches runs the forward twice."""
     study = Study.open(GRAPHS / "alexnet.pt2", Request(optimizer="sgd"))
