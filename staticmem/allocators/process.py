@@ -195,6 +195,6 @@ class WorkspaceModel(Protocol):
     """Knows the workspaces of the kernels of one trace."""
 
     def taken(self) -> Iterable[tuple[int, Sequence[Workspace]]]:
-        """The kernels that take workspaces, as indices into `trace.kernels` from the first to the last, each with its
+        """The kernels that take workspaces, as indices into `Trace.kernels` from the first to the last, each with its
         own in the order in which it takes them."""
         ...

@@ -44,7 +44,7 @@ class Setup:
 
 @record(frozen=True)
 class Need:
-    """A band for one workspace, and when and how it is taken (`allocators.Workspace`)."""
+    """A band for one workspace, and when and how it is taken (`allocators.process.Workspace`)."""
 
     band: Band
     after: int = LAST
@@ -175,7 +175,7 @@ class KernelWorkspaces:
         return tuple([need.at(self.bound) for need in needs if getattr(need.band, listed) or need.strays is not None])
 
     def taken(self) -> Iterator[tuple[int, Sequence[Workspace]]]:
-        """Those of all kernels (`allocators.WorkspaceModel`)."""
+        """Those of all kernels (`allocators.process.WorkspaceModel`)."""
         for kernel in self._takers:
             spaces = self.workspaces(kernel)
             if spaces:

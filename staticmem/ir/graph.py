@@ -1,8 +1,8 @@
 """The graph that every frontend gives and every later stage reads: ops in execution order, values, parameters.
 
 A `Graph` is *bound*: all sizes are integers (a frontend binds symbolic dimensions before it builds one). Ops carry
-ATen targets, because the memory of a step is decided by what PyTorch runs: `recover` translates ONNX nodes into that
-vocabulary and keeps their operators in `Op.source`. An op without ATen meaning keeps its own name (`onnx::NonZero`).
+ATen targets, because the memory of a step is decided by what PyTorch runs: `passes` translate ONNX nodes into that
+vocabulary and keep their operators in `Op.source`. An op without ATen meaning keeps its own name (`onnx::NonZero`).
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Edit:
 class Region:
     """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it;
     in a recording, of checkpoints too. `saves`: names of calls whose results a selective checkpoint keeps
-    (`eager.selection.Policy`). `unread`: values that the call is given and that none of its ops reads."""
+    (`scenario.selection.Policy`). `unread`: values that the call is given and that none of its ops reads."""
 
     start: int
     end: int

@@ -30,7 +30,7 @@ class Asked:
     of `Module.named_parameters()`, and `logits`, the sizes of the first output where the graph has none."""
 
     training: bool = False
-    inplace: str = "none"  # a policy of `inplace.POLICIES`
+    inplace: str = "none"  # a choice of `Request.inplace_activations`
     unfold_batchnorm: bool = False
     freeze: str | None = None  # the pattern, in training only
     parameters: tuple[Parameter, ...] = ()

@@ -95,7 +95,7 @@ class SessionNode:
 
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """A session after `scenario.runs` runs of the same sizes.
+    """A session after `SessionScenario.runs` runs of the same sizes.
 
     `exact` is true where nothing was assumed: the CPU provider, and known are the graph that is executed, all sizes,
     the memory of every kernel, and the number of threads where it counts.

@@ -33,7 +33,7 @@ class Option:
     Attributes:
         group: the heading that it has in `--help` and on the reference page.
         about: what it is: a clause without a period, for help, schema and reference.
-        kind: of its values; a key of `kinds.KINDS`.
+        kind: of its values; one that `kinds.kind_of` knows.
         choices: the texts that it takes; `aliases` are further ones, which stand for some of these.
         unset: what holds where it is not given, if the default does not say it.
         example: a value as a config has it.

@@ -1,7 +1,7 @@
 """A step taken apart: what the sizes of inputs change, and what the optimizer adds.
 
 A trace is a sequence of allocations and releases. Two steps of one *structure* have the same kernels and the same
-sequence, and differ in bytes alone. `Part`s of a trace:
+sequence, and differ in bytes alone. Parts of a trace:
 
 - the core: everything but the optimizer's state and the allocations of its step. It has one structure over a range of
   batch sizes, and there the bytes of every buffer are an affine function of the batch (`Affine`).

@@ -1,8 +1,8 @@
 """Operators that the CPU provider has no kernel for in the element type that they are given: it refuses the session.
 
-Tried on onnxruntime 1.32 for x86-64 with the operators of opset 21, one node at a time; docs/OperatorKernels.md of
-microsoft/onnxruntime lists the same. Left out: operators that ONNX defines by others, which the runtime writes out
-where a kernel is missing, and float16, around which it casts (`half.py`).
+Tried on onnxruntime 1.32 for x86-64 with the operators of opset 21, one node at a time;
+onnxruntime/docs/OperatorKernels.md lists the same. Left out: operators that ONNX defines by others, which the runtime
+writes out where a kernel is missing, and float16, around which it casts (`half.py`).
 """
 
 from __future__ import annotations

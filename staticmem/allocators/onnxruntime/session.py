@@ -22,7 +22,7 @@ from staticmem.scenario.session import SessionOptions
 
 @dataclass(frozen=True)
 class SessionPrediction:
-    """Bytes of a session after `options.runs` runs.
+    """Bytes of a session after `SessionOptions.runs` runs.
 
     Attributes:
         tensors: the largest sum of buffers of intermediate values and results at the end of a node, in the first run.
