@@ -58,7 +58,7 @@ class Device:
 class DeviceMeters:
     """Bytes at the peaks of three steps from the start of a process, and whether a card has them.
 
-    `unlimited` is what would be reserved on a card with room for everything. `parts` adds up to the expected `device`: live
+    `unlimited` is what would be reserved on a card with room for all. `parts` adds up to `device` as expected: live
     tensors by category where allocated memory peaks, `workspace`, `rounding` (what blocks are larger than tensors),
     `cached` (reserved beyond allocated: cached blocks and fragmentation), `context` and `libraries`. `step` and `phase`
     say where reserved memory peaks; `retries` how often the allocator gave cached memory back to have enough, and

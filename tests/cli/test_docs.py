@@ -22,6 +22,7 @@ EXAMPLE = re.compile(
     r".*?(```\n<!-- end of example -->)",
     re.S,
 )
+CHANGED_DECISION = r"(amended on \d+ \w+ 2026|replaced in part by \[\d+\]\(\d{4}-[\w-]+\.md\))"
 PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
 
 
@@ -136,7 +137,11 @@ def test_decisions_are_numbered_without_gaps() -> None:
     pages = sorted((ROOT / "docs" / "adr").glob("*.md"))
     assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
     for page in pages:
-        assert re.match(rf"# 0*{int(page.name[:4])}\. \w", page.read_text(encoding="utf-8")), page.name
+        text = page.read_text(encoding="utf-8")
+        assert re.match(rf"# {int(page.name[:4])}\. \w.*\n\nStatus: accepted(; {CHANGED_DECISION})*\n\n## ", text), (
+            page.name
+        )
+        assert ("\n## Amended\n" in text) == ("; amended on " in text), page.name
 
 
 def test_fields_in_the_docs_exist() -> None:
