@@ -101,14 +101,14 @@ class Storages:
                 again: Replay = lambda node, k=k: _node(replay(node)[k])  # type: ignore[misc]  # noqa: E731
                 self._views[result] = _View(before.base, (*before.replays, again))
 
-    def view_within(self, results: Sequence[Any], made: Sequence[Node]) -> None:
-        """Tells that a call gave `results`, of which some are views of what it `made`: `linear` of more than two
+    def view_within(self, results: Sequence[Any], makes: Sequence[Node]) -> None:
+        """Tells that a call gave `results`, of which some are views of what it `makes`: `linear` of more than two
         dimensions is a view of a product. They are bases where a write to them cannot be traced."""
         for result in results:
             if not isinstance(result, Node) or result in self._views:
                 continue
             root, path = _path(result)
-            if path and root in made and all(step.base == "aten::view" for step in path):
+            if path and root in makes and all(step.base == "aten::view" for step in path):
                 again: Replay = lambda node, shape=result.shape: view_again(self.t, node, shape)  # type: ignore[misc]  # noqa: E731
                 self._views[result] = _View(root, (again,))
                 self._within.add(result)

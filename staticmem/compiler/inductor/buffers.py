@@ -304,8 +304,8 @@ class Value:
         if step[0] == "slice" and buffer is None:
             step = ("cut", *step[1:])
         if step[0] == "reshape" and buffer is not None:
-            known = all(in_strides(other) for other in self.views if other[0] == "reshape")
-            if known and strides_through(buffer.shape, buffer.strides, (*self.views, step)) is not None:
+            told = all(in_strides(other) for other in self.views if other[0] == "reshape")
+            if told and strides_through(buffer.shape, buffer.strides, (*self.views, step)) is not None:
                 step = ("reshape", None, new)
         return Value(self.box, new, self.dtype, chain(self.views, step, self.shape))
 

@@ -124,9 +124,9 @@ def _joined(expression: Expression) -> Expression:
         for atom, count in terms:
             if atom[0] != "mod" or len(terms) + bool(value) < 2:
                 continue
-            found = join(terms, atom, count)
-            if found is not None:
-                other, new = found
+            joined = join(terms, atom, count)
+            if joined is not None:
+                other, new = joined
                 left = tuple([term for term in terms if term not in ((atom, count), other)])
                 return _joined(total([(1, (left, value)), (count, new)]))
     return expression
@@ -164,10 +164,10 @@ def _visited_atom(atom: Atom, kind: str, sizes: Shape) -> Expression:
     if atom[0] == "loop":
         return ((atom, 1),), 0
     base = _visited(atom[1], kind, sizes)
-    made = divided(base, *atom[2:]) if atom[0] == "div" else remainder(base, *atom[2:])
-    same = _alone(made)
+    again = divided(base, *atom[2:]) if atom[0] == "div" else remainder(base, *atom[2:])
+    same = _alone(again)
     if same is None or same[0] != kind:
-        return made
+        return again
     return _visited_quotient(same, sizes) if kind == "div" else _visited_remainder(same, sizes)
 
 
@@ -248,12 +248,12 @@ def reshaped(at: Sequence[Expression], new: Shape, old: Shape) -> list[Expressio
 def _reshaped(at: Sequence[Expression], new: Shape, old: Shape) -> list[Expression] | None:
     rows = list(zip(at, new, strict=True))
     left = list(old)
-    found: list[Expression] = []
+    indices: list[Expression] = []
     while rows and left:
         size_old = left.pop()
         index, size_new = rows.pop()
         if size_old == 1:
-            found.append(NOTHING)
+            indices.append(NOTHING)
             rows.append((index, size_new))
         elif size_new == 1:
             left.append(size_old)
@@ -266,22 +266,22 @@ def _reshaped(at: Sequence[Expression], new: Shape, old: Shape) -> list[Expressi
                 size_new *= size
             if size_new != size_old:
                 return None
-            found.append(index)
+            indices.append(index)
         else:
-            found.append(remainder(index, 1, size_old))
+            indices.append(remainder(index, 1, size_old))
             divisor = size_old
             while size_new > divisor:
                 if not left:
                     return None
                 modulus = left.pop()
-                found.append(remainder(index, divisor, modulus))
+                indices.append(remainder(index, divisor, modulus))
                 divisor *= modulus
             if size_new != divisor:
                 return None
     if any(size != 1 for size in left) or any(size != 1 for _, size in rows):
         return None
-    found += [NOTHING] * len(left)
-    return found[::-1]
+    indices += [NOTHING] * len(left)
+    return indices[::-1]
 
 
 def permuted(at: Sequence[Expression], order: Sequence[int]) -> list[Expression]:
@@ -316,10 +316,10 @@ def index_of(shape: Shape, place: tuple[Strides, int], views: Views, order: Sequ
         if number == first and through and through[0][0] == "strides":
             base, through = (*base, ("reshape", through[0][1])), through[1:]
             shapes[first] = new_shape(base[-1])
-        found = _before(step, at, through, shapes[number], shapes[number + 1])
-        if found is None:
+        earlier = _before(step, at, through, shapes[number], shapes[number + 1])
+        if earlier is None:
             return None
-        at = found
+        at = earlier
     placed = strides_through(shape, place[0], base)
     if placed is None:
         return None
