@@ -266,6 +266,11 @@ class Eager:
                 return
         raise AssertionError(f"{owner} does not hold {tensor}")
 
+    def clear_autocast_cache(self) -> None:
+        """`torch.clear_autocast_cache`: copies of weights are let go of."""
+        self.release(self.autocast_owner)
+        self.autocast_cache = {}
+
     def release(self, owner: Owner) -> None:
         """Releases all that `owner` holds."""
         held = owner.held

@@ -157,9 +157,8 @@ def _run_ops(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None) -
         rule = lookup(op.target)
         e.grad_enabled = op.grad
         e.autocast = amp if op.amp is True else op.amp or None
-        if e.autocast is None and e.autocast_cache:  # copies of weights are kept until the region ends
-            e.release(e.autocast_owner)
-            e.autocast_cache = {}
+        if e.autocast is None and e.autocast_cache and not body.marks_autocast:
+            e.clear_autocast_cache()  # copies of weights are kept until the region ends
         result: Any
         if op.base == FUNCTION:
             result, of_autograd = with_history(e, body.recorded.functions[op.name], values)
@@ -178,6 +177,8 @@ def _run_ops(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None) -
                 values[name] = tensor
                 holds[name] = (tensor, e.take(tensor, "value", name))
         e.close_scope()
+        if op.clears:
+            e.clear_autocast_cache()
         for name in ends.get(index, ()):
             if name in holds:
                 e.end(*holds.pop(name))

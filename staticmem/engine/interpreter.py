@@ -82,6 +82,7 @@ class Interpreter:
         self.of_hooks: dict[str, tuple[Tensor, int]] = {}  # what hooks of gradients have, and let go of in a backward
         self.made_leaves = Owner("autograd", "leaves")  # tensors that a hook of a module made require a gradient
         self.index = 0
+        self.reruns = False  # ops that a checkpoint recomputes
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
         self.rules: dict[str, Rule | Literal[False]] = {}  # by target; False: not run by `_run`
         self.records: dict[bool, CallRecords] = {}  # by grad mode
@@ -177,16 +178,23 @@ class Interpreter:
     def run_eager(self, start: int, end: int) -> None:
         """Runs the ops of [start, end) one by one."""
         e, at = self.e, start
-        for first, last, dtype in self.graph.autocast_regions:
-            if first < end and last > at:
-                self._run_stretch(at, max(first, at))
-                e.autocast = dtype
-                self._run_stretch(max(first, at), min(last, end))
-                if self.autocast is None:  # PyTorch keeps copies of weights until the outermost region ends
-                    e.release(e.autocast_owner)
-                    e.autocast_cache = {}
-                e.autocast, at = self.autocast, min(last, end)
+        for region in self.graph.autocast_regions:
+            if region.start < end and region.end > at:
+                first, last = max(region.start, at), min(region.end, end)
+                self._run_stretch(at, first)
+                e.autocast = self.autocast if region.amp is True else region.amp or None
+                self._run_stretch(first, last)
+                if region.clears and self._clears_copies():
+                    e.clear_autocast_cache()
+                e.autocast, at = self.autocast, last
         self._run_stretch(at, end)
+
+    def _clears_copies(self) -> bool:
+        """Whether copies of weights go where a region of the code ends: the region of the step, if it has one, and that
+        which a checkpoint recomputes in are around those of the code. A recording has counted the step's."""
+        if self.reruns:
+            return False
+        return self.autocast is None or (self.recorded is not None and self.graph.marks_autocast)
 
     def _run_stretch(self, start: int, end: int) -> None:
         """Runs the ops of [start, end), in all of which autocast is the same."""
@@ -246,6 +254,7 @@ class Interpreter:
         other.outside = {}
         other.unknown, other.unknown_bytes, other.covered = Counter(), Counter(), Counter()
         other.index = start
+        other.reruns = True
         return other
 
     def value(self, name: str, op: Op) -> Any:

@@ -46,6 +46,7 @@ class Binder:
         self.known_frames: dict[Frame, Frame] = {}
         self.rename: dict[str, str] = {}  # names of the graph that is read now -> those of the values
         self.repeated: Counter[str] = Counter()
+        self.regions = 0  # of autocast, around the op that is read now
         self.rebinder = BatchRebinder(archive.inputs, binding)
 
     def graph(self) -> Graph:
@@ -210,8 +211,10 @@ class Binder:
         body = fields.mapping(bodies[0])
         if name == "wrap_with_set_grad_enabled":
             grad = grad and fields.boolean(args[0]["as_bool"])
-        elif name == "wrap_with_autocast":
+        autocast = name == "wrap_with_autocast"
+        if autocast:
             amp = self.autocast(args)
+            self.regions += 1
         at = next(i for i, a in enumerate(args) if "as_graph" in a)
         # a graph has names of its own: exporters give those of the graph around it, and of other bodies, again
         around, self.rename = self.rename, self.given_names(body["inputs"], args[at + 1 :])
@@ -219,7 +222,12 @@ class Binder:
             if own not in self.rename:
                 self.rename[own] = self.unused(own)
                 self.tensors[self.rename[own]] = value
+        first = len(ops)
         self.operations(body["nodes"], ops, grad, amp)
+        if autocast:
+            self.regions -= 1
+            if self.regions == 0 and len(ops) > first:  # the outermost one
+                ops[-1] = replace(ops[-1], clears=True)
         results = [
             self.resolve(r["as_tensor"]["name"]) if "as_tensor" in r else "" for r in fields.items(body["outputs"])
         ]

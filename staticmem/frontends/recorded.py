@@ -411,6 +411,7 @@ class _Program:
                     modules=self.stacks[stack] if stack >= 0 else (),
                     grad=not flags & written.NO_GRAD,
                     amp=self.amp(flags),
+                    clears=bool(flags & written.CLEARS_AUTOCAST),
                 )
             )
         return tuple(ops)

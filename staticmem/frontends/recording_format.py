@@ -37,7 +37,8 @@ number of the value that is made next. A program has
 - `ops`: `[target, step, args, released, outputs, flags, kwargs, results]`. `step` leads from the module call of the op
   before to its own. `released` are values that Python lets go of after it: `next`, once it has made its results, less
   their number. `outputs` says how many values it makes, or of each result whether it is one. `flags` are those in which
-  it differs from `usual_flags` of the mode. `results` are dtypes and shapes where no rule gives them
+  it differs from `usual_flags` of the mode, and one of ops behind which autocast drops copies of weights (older
+  recordings do not have it). `results` are dtypes and shapes where no rule gives them
 - `regions` of checkpoints: `[start, end, depth, reentrant, name]`
 - `unread_of_calls` and `unread_of_regions`: tensors that a module call or a checkpoint is given, and none of its ops
   reads: `[step, values]`. `step` leads from the call of the row before (from 0 in the first) to its own, which is a
@@ -95,6 +96,8 @@ SET_DATA = "staticmem::set_data"  # `tensor.data = other`
 BACKWARD, GRAD = "staticmem::backward", "staticmem::grad"  # `torch.autograd.backward`, `torch.autograd.grad`
 NO_GRAD = 1  # flag of an op: it runs under no_grad()
 AUTOCAST = {2: "bfloat16", 4: "float16"}  # flags of an op: the dtype of the region of torch.autocast that it runs in
+# flag of an op: behind it `torch.clear_autocast_cache` is called, as it is where the outermost region ends
+CLEARS_AUTOCAST = 8
 # the first character of an argument that is a string
 REF, PARAMETER, BUFFER, SIZE, DTYPE, TEXT, FLOAT = "%", "@", "#", "=", ":", "'", "~"
 USUAL_OP: tuple[Any, ...] = ([], 1, 0, {})  # released, outputs, flags, kwargs

@@ -57,6 +57,16 @@ class SourceLine:
     text: str
 
 
+@record(frozen=True, slots=True)
+class AutocastRegion:
+    """Ops [start, end) in all of which autocast is the same."""
+
+    start: int
+    end: int
+    amp: bool | DType  # as `Op.amp`
+    clears: bool  # copies of weights are dropped behind it
+
+
 NO_KWARGS: Mapping[str, Any] = MappingProxyType({})  # one for all ops that have none
 _BASES: dict[str, str] = {}  # target -> base: every pass over a graph asks each op several times
 
@@ -75,6 +85,7 @@ class Op:
     stack: tuple[SourceLine, ...] = ()  # the model's Python frames, outermost first, where the export kept them
     grad: bool = True  # False inside torch.no_grad / set_grad_enabled(False)
     amp: bool | DType = True  # the step's autocast applies; False inside of torch.autocast(enabled=False), or its dtype
+    clears: bool = False  # behind it the outermost region of torch.autocast ends: copies of weights are dropped
     _refs: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -116,6 +127,7 @@ class Op:
             self.stack,
             self.grad,
             self.amp,
+            self.clears,
         )
 
 
@@ -427,16 +439,26 @@ class Graph:
         return bases_of(self.ops)
 
     @cached_property
-    def autocast_regions(self) -> tuple[tuple[int, int, DType | None], ...]:
-        """The stretches [start, end) of ops that the step's autocast does not apply to, each with the dtype of the
-        region of `torch.autocast` that they run in; None where it is not enabled."""
-        regions: list[tuple[int, int, DType | None]] = []
-        for index in [index for index, op in enumerate(self.ops) if op.amp is not True]:
-            amp = self.ops[index].amp
-            dtype = amp if isinstance(amp, DType) else None
-            start = regions.pop()[0] if regions and regions[-1][1:] == (index, dtype) else index
-            regions.append((start, index + 1, dtype))
+    def autocast_regions(self) -> tuple[AutocastRegion, ...]:
+        """The stretches of ops that the step's autocast does not apply to, or that end with the outermost region of
+        `torch.autocast`. Without a mark of that end each of them is taken to be such a region."""
+        regions: list[AutocastRegion] = []
+        for index, op in enumerate(self.ops):
+            if op.amp is True and not op.clears:
+                continue
+            last = regions[-1] if regions else None
+            start = index
+            if last is not None and last.end == index and last.amp is op.amp and not last.clears:
+                start = regions.pop().start
+            regions.append(AutocastRegion(start, index + 1, op.amp, op.clears))
+        if not self.marks_autocast:
+            regions = [replace(region, clears=True) for region in regions]
         return tuple(regions)
+
+    @cached_property
+    def marks_autocast(self) -> bool:
+        """Whether the graph says where the outermost regions of `torch.autocast` end."""
+        return any(op.clears for op in self.ops)
 
     @cached_property
     def classes(self) -> Set[str]:

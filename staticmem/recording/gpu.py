@@ -145,9 +145,11 @@ def autocast(dtype: torch.dtype | None) -> Iterator[None]:
     before = torch.is_autocast_enabled(_STANDS_FOR), torch.get_autocast_dtype(_STANDS_FOR)
     torch.set_autocast_enabled(_STANDS_FOR, True)
     torch.set_autocast_dtype(_STANDS_FOR, dtype)
+    torch.autocast_increment_nesting()  # regions of the code are within it: they keep copies of weights as they end
     try:
         yield
     finally:
+        torch.autocast_decrement_nesting()
         torch.set_autocast_enabled(_STANDS_FOR, before[0])
         torch.set_autocast_dtype(_STANDS_FOR, before[1])
 
@@ -157,9 +159,15 @@ def without_autocast() -> Iterator[None]:
     """The state outside of any region of autocast."""
     before = torch.is_autocast_enabled(_STANDS_FOR)
     torch.set_autocast_enabled(_STANDS_FOR, False)
+    around = 0
+    while torch.autocast_decrement_nesting() >= 0:
+        around += 1
+    torch.autocast_increment_nesting()
     try:
         yield
     finally:
+        for _ in range(around):
+            torch.autocast_increment_nesting()
         torch.set_autocast_enabled(_STANDS_FOR, before)
 
 

@@ -1,5 +1,5 @@
 """What PyTorch's Python calls while a model runs: modules, `torch.utils.checkpoint`, custom autograd functions, `data`,
-iteration over tensors, functions of TorchScript.
+iteration over tensors, functions of TorchScript, the end of the outermost region of autocast.
 
 Each is replaced where PyTorch itself looks it up by name at every call, so that it does not matter how a model
 imported it.
@@ -7,8 +7,8 @@ imported it.
 Sources: torch/nn/modules/module.py (`__call__`, `__setattr__`), torch/utils/checkpoint.py (`checkpoint` calls
 `_checkpoint_without_reentrant_generator` and `CheckpointFunction.apply`), torch/autograd/function.py
 (`Function.apply` calls that of its base), torch/autograd/graph.py (`save_on_cpu` is a `saved_tensors_hooks`),
-torch/_tensor.py (`__iter__`). `Tensor.data` is a property in C++ (torch/csrc/autograd/python_variable.cpp), which the
-class `torch.Tensor` inherits.
+torch/_tensor.py (`__iter__`), torch/amp/autocast_mode.py (`autocast.__exit__` clears the cache of copies of weights).
+`Tensor.data` is a property in C++ (torch/csrc/autograd/python_variable.cpp), which the class `torch.Tensor` inherits.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Watcher(Protocol):
     def get_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None: ...
     def set_data(self, tensor: torch.Tensor, data: torch.Tensor, assign: Callable[[], None]) -> None: ...
     def not_recorded(self, what: str) -> None: ...
+    def autocast_cleared(self) -> None: ...
     def assigned(self, module: torch.nn.Module, name: str) -> None: ...
     def iterate(self, parts: Callable[[], Iterator[torch.Tensor]]) -> Iterator[torch.Tensor]: ...
 
@@ -116,6 +117,12 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
             watcher.not_recorded(SAVED_HOOKS)
         enter_hooks(self)
 
+    clear_cache = torch.clear_autocast_cache
+
+    def clear_autocast_cache() -> None:  # called where the outermost region of autocast ends, and by code
+        clear_cache()
+        watcher.autocast_cleared()
+
     def scripted(call_script: Callable[..., Any]) -> Callable[..., Any]:
         def call_and_tell(self: Any, *args: Any, **kwargs: Any) -> Any:
             result = call_script(self, *args, **kwargs)
@@ -128,6 +135,7 @@ def watched_calls(watcher: Watcher, function: Callable[..., Any]) -> Iterator[No
     patches: tuple[Any, ...] = (
         *(mock.patch.object(cls, "__call__", scripted(cls.__call__)) for cls in SCRIPTS),
         mock.patch.object(saved_tensors_hooks, "__enter__", set_hooks),
+        mock.patch.object(torch, "clear_autocast_cache", clear_autocast_cache),
         mock.patch.object(torch.Tensor, "__iter__", iterate),
         mock.patch.object(torch.nn.Module, "__call__", call_module),
         mock.patch.object(torch.nn.Module, "__setattr__", set_attribute),

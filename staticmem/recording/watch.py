@@ -364,6 +364,11 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         if not self.paused and torch.is_grad_enabled():
             self.write(written.NOT_RECORDED, [f"{written.TEXT}{what}"], {}, [], 0)
 
+    def autocast_cleared(self) -> None:
+        """The copies of weights that autocast keeps have been dropped."""
+        if not self.paused and self.program.ops:
+            self.program.ops[-1][2] |= written.CLEARS_AUTOCAST
+
     def assigned(self, module: torch.nn.Module, name: str) -> None:
         """`module.name = ...`, which may have replaced a buffer."""
         if name in module._buffers and not self.paused:

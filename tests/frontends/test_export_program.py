@@ -19,7 +19,7 @@ from staticmem import analyze
 from staticmem.errors import DimensionError, ModelFileError, StaticmemError
 from staticmem.frontends.export_program import read_archive
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Graph, Ref
+from staticmem.ir.graph import AutocastRegion, Graph, Ref
 from staticmem.ir.model_file import resolve
 from staticmem.passes.pipeline import bind
 from staticmem.report.json import dumps
@@ -124,7 +124,27 @@ def test_a_body_has_its_own_autocast(tmp_path: Path, device: str, dtype: int, en
     found = graph_of(files.write(tmp_path / "a.pt2", doc))
     inner, outer = found.ops
     assert (inner.amp, inner.grad, outer.amp) == (amp, True, True)
-    assert found.autocast_regions == ((0, 1, amp or None),)
+    assert found.autocast_regions == (AutocastRegion(0, 1, amp, clears=True),)
+
+
+def test_the_outermost_region_of_autocast_ends_once(tmp_path: Path) -> None:
+    """Copies of weights are dropped behind each such region, and not behind one within it."""
+
+    def region(inner: str, out: str, *nodes: Any) -> Any:
+        body = {
+            "inputs": [argument(inner)], "outputs": [argument(out)], "nodes": list(nodes),
+            "tensor_values": {inner: tensor(2), out: tensor(2)},
+        }  # fmt: skip
+        given = [argument({"as_string": "cuda"}), argument({"as_scalar_type": 13}), True, None]
+        return [*given, {"as_graph": {"name": "g", "graph": body}}]
+
+    wrap = "torch.ops.higher_order.wrap_with_autocast"
+    within = node(wrap, *region("i", "r", node("relu.default", "i", out="r")), "j", out="k")
+    first = node(wrap, *region("j", "l", within, node("neg.default", "k", out="l")), "x", out="z")
+    second = node(wrap, *region("m", "n", node("relu.default", "m", out="n")), "z", out="y")
+    doc = document({"x": tensor(2), "z": tensor(2), "y": tensor(2)}, [first, second])
+    found = graph_of(files.write(tmp_path / "a.pt2", doc))
+    assert [op.clears for op in found.ops] == [False, True, True]
 
 
 def test_names_of_a_body_are_its_own(tmp_path: Path) -> None:
