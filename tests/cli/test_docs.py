@@ -110,6 +110,16 @@ def test_links_of_the_docs_lead_somewhere() -> None:
             assert not anchor or anchor in anchors(there), f"{page.name}: {target}"
 
 
+def test_changelog_says_each_thing_once_and_releases_are_short() -> None:
+    """Merges of two branches may bring back what was taken away."""
+    first, *sections = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")
+    assert [section.splitlines()[0].partition("]")[0] for section in sections] == ["[Unreleased", "[0.1.0"]
+    lines = [line for section in sections for line in section.splitlines() if line]
+    assert len(lines) == len(set(lines))
+    assert all(len(section.rstrip().splitlines()) <= 60 for section in sections[1:])
+    assert "Keep a Changelog" in first
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
