@@ -26,3 +26,16 @@ def test_extremes(name: str) -> None:
     assert traced(f"aten::{name}", 1, True) == along
     assert traced(f"aten::{name}") == [f"aten::{name}"]
     assert traced(f"aten::{name}", "y") == traced(f"aten::{name}.other", "y") == [f"aten::{name}imum"]
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_a_group_norm_has_contiguous_input_on_a_gpu(channels_last: bool) -> None:
+    """`group_norm` of aten/src/ATen/native/group_norm.cpp: channels last stay on the CPU alone."""
+    t = Tracer(training=False)
+    strides = (128, 1, 32, 8) if channels_last else contiguous_strides((2, 8, 4, 4))
+    x = t.placeholder("x", form_of((2, 8, 4, 4), strides, dtypes.float32))
+    function = lookup("aten::group_norm")
+    assert function is not None
+    result = function(t, x, 2)
+    assert result.strides == contiguous_strides((2, 8, 4, 4))
+    assert [node.target for node in t.nodes].count("aten::clone") == channels_last
