@@ -17,7 +17,7 @@ COMMENT = re.compile(r"(?:^|\s)#\s(.*)")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # What other programs call by a word that is also one of our folders or modules: libraries, and values of users' code
 OTHERS = (
-    "autocast.__init__", "autograd.Function", "cudnn.benchmark", "graph.__enter__", "loss.backward", "model.", "onnx.",
+    "autocast.__", "autograd.Function", "cudnn.benchmark", "graph.__enter__", "loss.backward", "model.", "onnx.",
     "onnxruntime.", "ops.constant", "session.collect_node_memory_stats_to_file", "tensor.data", "torchao.",
 )  # fmt: skip
 

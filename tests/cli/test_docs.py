@@ -116,7 +116,9 @@ def test_changelog_says_each_thing_once_and_releases_are_short() -> None:
     assert [section.splitlines()[0].partition("]")[0] for section in sections] == ["[Unreleased", "[0.1.0"]
     lines = [line for section in sections for line in section.splitlines() if line]
     assert len(lines) == len(set(lines))
-    assert all(len(section.rstrip().splitlines()) <= 60 for section in sections[1:])
+    lengths = [len(section.rstrip().splitlines()) for section in sections]
+    assert lengths[0] <= 200  # more is old text that a merge brought back, or a release is due
+    assert max(lengths[1:]) <= 60
     assert "Keep a Changelog" in first
 
 
