@@ -9,20 +9,18 @@ frame that owns it (the common part of the producer's and the last reader's modu
    norm reads (pre-activation blocks name it; others write `x = conv(cat(...))` or assign the name again);
 3. the parts of a `cat` of three or more (a list that the frame keeps), other than one or two that an op each makes for
    it (`cat([h[src], h[dst], e])`);
-4. two results of child modules that are added or multiplied, each used once; a branch that 0 is added to; the operand
-   of a product that is read before too;
+4. two results of child modules that are added or multiplied, each used once, other than what modules of one list return
+   (a loop adds it to a total); a branch that 0 is added to; the operand of a product that is read before too;
 5. the results of a split, chunk or unbind: they are unpacked into names;
 6. a value that enters a child module as a later argument than the first, except what that module itself returned from
    its previous call (the state of a recurrent cell: `h = self.cell(x, h)` assigns the name again);
 7. a tensor of zeros or without contents that is assigned to in parts (`canvas[a:b] = y` needs the name);
-8. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller);
-9. the skips of a U: values that were read before, and are then added or joined to what was enlarged. They have names
-   (`x1`, `x2`), or are in a list that is read by its indices; code that pops them off a list is less common.
+8. the result of a transformers model, encoder or decoder (its ModelOutput stays with the caller).
 
 What a child module reads last is held until a product of its result is made (`x = self.gamma * self.mlp(x)` assigns
 when the line is done).
 
-Where no line tells, `unseen_names` has more: what several statements read has a name, and what a statement began with.
+Where no line tells, `unseen_names` has more habits: of skips, of what several statements read, and of loops.
 
 `last-use` frees everything as early as any code could, and `most` holds what any code could hold (`unseen_bounds`).
 The two are the band of a peak; docs/accuracy.md says how far `expected` is off.
@@ -31,11 +29,12 @@ The two are the band of a peak; docs/accuracy.md says how far `expected` is off.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, bases_of
-from staticmem.ops import kinds_of
 from staticmem.ops.registry import RING_ATTENTION
 
 POLICIES = ("expected", "last-use", "most")
@@ -47,11 +46,10 @@ JOINS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
 _NAMED_FOR_CHILDREN = frozenset(("aten::cat", "aten::concat", "aten::matmul"))  # rule 2
 _MOST_WRITTEN_WITHIN = 2
 _PAIRS = frozenset(("aten::add", "aten::mul"))
+_TOTALS = frozenset(("aten::add", "aten::add_"))
 # ops that a rule speaks of: others matter only where values cross modules
 _IN_RULES = _PRODUCTS | _UNPACKED | JOINS | _PAIRS | {"aten::embedding"}
 _BLANK = frozenset(f"aten::{name}" for name in ("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like"))
-SKIPPED_TO = frozenset(("aten::add", "aten::cat", "aten::concat"))  # rule 9
-_AFTER_ENLARGING = 5  # ops: pad, convolution, norm, activation
 _PARTS = frozenset(("aten::slice", "aten::select"))
 _MOST_VIEWS = 16  # of views that are followed: a damaged file may have them in a circle
 _WRITES = frozenset(("aten::copy_", "aten::index_put_", "aten::fill_"))
@@ -143,7 +141,7 @@ class _Variables:
 
     def frames(self) -> dict[str, int]:
         """The values that a frame holds until it returns, with its depth."""
-        held = {**self._filled_in_parts(), **self._skips()}
+        held = self._filled_in_parts()
         readers, later_arguments = self.last_readers, self.later_arguments
         for name in self.candidates:
             producer, last = self.producers[name], readers.get(name)
@@ -197,29 +195,6 @@ class _Variables:
                     held.pop(source.outputs[0], None)
         return held
 
-    def _skips(self) -> dict[str, int]:
-        """Rule 9: values that were read before, and meet the result of an op that enlarges what came out of them."""
-        held: dict[str, int] = {}
-        for name in self.shared:
-            last = self.last_readers[name]
-            if last.base.rstrip("_") not in SKIPPED_TO or any(".pop(" in line.text for line in last.stack):
-                continue
-            depth = common_depth(self.producers[name].modules, last.modules) - 1
-            if depth >= 0 and any(self._is_enlarged(other) for other in last.refs() if other != name):
-                held[name] = depth
-        return held
-
-    def _is_enlarged(self, name: str) -> bool:
-        """Whether a value comes from an op that enlarges, and what follows it: a pad, a convolution with a norm."""
-        for _ in range(_AFTER_ENLARGING):
-            op = self.producers.get(name)
-            if op is None or not op.refs():
-                return False
-            if "enlarging" in kinds_of(op.base):
-                return True
-            name = op.refs()[0]
-        return False
-
     def until(self) -> dict[str, int]:
         """Values that a module call reads last, whose result goes straight into a product of the caller's: the index of
         that product."""
@@ -272,8 +247,30 @@ class _Variables:
         first, second = (*op.args[:2], None, None)[:2]
         if not isinstance(first, Ref) or not isinstance(second, Ref) or not self._is_childs(second.name, op):
             return False
+        call = self._call_of_list(second.name, op)
+        if self._is_childs(first.name, op):
+            return not call or call != self._call_of_list(first.name, op)
         first_is_local = first.name in self.last_readers and first.name not in self.shared
-        return self._is_childs(first.name, op) or (name == second.name and first_is_local)
+        return name == second.name and first_is_local and not (call and self.producers[first.name].base in _TOTALS)
+
+    def _call_of_list(self, name: str, op: Op) -> str:
+        """The list of modules one of which returned only this value to the module of a sum; "" where none did.
+
+        `total = total + self.blocks[i](x)` names the total alone. Of several results each has a name:
+        `x, skip = block(x); total = total + skip`.
+        """
+        call = self.producers[name].modules[: len(op.modules) + 1]
+        path, _, number = call[-1].path.rpartition(".")
+        return path if number.isdigit() and op.base == "aten::add" and self._results_of_calls[call] == 1 else ""
+
+    @cached_property
+    def _results_of_calls(self) -> Counter[Stack]:
+        """How many values each module call made that are read after it."""
+        results: Counter[Stack] = Counter()
+        for name, reader in self.last_readers.items():
+            modules = self.producers[name].modules
+            results.update(modules[: depth + 1] for depth in range(common_depth(modules, reader.modules), len(modules)))
+        return results
 
     def _is_childs(self, name: str, op: Op) -> bool:
         """A result of a module that the op's module calls, which nothing else reads."""

@@ -227,14 +227,10 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
         from staticmem.passes.frames.unseen_bounds import longest_holds
 
         held = longest_holds(graph, held, decided)
-    if policy == "expected" and not traced:
-        from staticmem.passes.frames.unseen_bounds import holds_in_turns
-
-        held = holds_in_turns(graph, held, decided)
     if policy == "expected":
         from staticmem.passes.frames.unseen_names import with_likely_names
 
-        held = with_likely_names(graph, held, decided)
+        held = with_likely_names(graph, held, decided, traced=traced)
     if unseen is None:
         return held
     for name, index in held.until.items():

@@ -21,7 +21,7 @@ from collections.abc import Collection, Set
 from staticmem.ir.graph import Frame, Graph, Op, Ref
 from staticmem.ops.registry import RING_ATTENTION
 from staticmem.passes.frames.attention_weights import CHANGES_WEIGHTS, PRODUCTS, SOFTMAX, attention_weights
-from staticmem.passes.frames.policy import JOINS, Held, Stack, common_depth
+from staticmem.passes.frames.policy import Held, Stack, common_depth
 from staticmem.passes.frames.published_names import Decided, call_ends, shared_frames
 from staticmem.passes.lost_gradients import is_published
 
@@ -43,31 +43,16 @@ def longest_holds(graph: Graph, held: Held, decided: Decided | None) -> Held:
     return Held(frames, until)
 
 
-def holds_in_turns(graph: Graph, held: Held, decided: Decided | None) -> Held:
-    """`held` of the expected policy, without what statements that run again have assigned anew: the turns of a loop
-    over modules of a list, of which a file without lines shows nothing else. Parts of a `cat` are in a list that lives
-    on."""
-    if not held.frames:
-        return held
-    code = _Calls(graph, decided.values if decided is not None else frozenset(), turns_in_lists=1)
-    ends = {**code.holds(), **{n: end for n, end in code.assigned_again.items() if n not in graph.read_again}}
-    joined = {name for op in graph.ops if op.base in JOINS for name in op.refs()}
-    calls = call_ends(graph)
-    maker = {name: op for op in graph.ops for name in op.outputs}
-    frames, until = dict(held.frames), dict(held.until)
-    for name, depth in held.frames.items():
-        end = ends.get(name)
-        if end is None or name in joined or name not in maker:
-            continue
-        if end < calls[maker[name].modules[: depth + 1]]:
-            del frames[name]
-            until[name] = max(until.get(name, end), end, graph.last_read.get(name, end))
-    return Held(frames, until)
-
-
 def ends_of_names_in_loops(graph: Graph, decided: Set[tuple[str, int]]) -> dict[str, int]:
-    """For every value of a frame of unseen code: until when a name may mean it that each turn of a loop assigns."""
-    return _Calls(graph, decided, turns_in_lists=1).holds()
+    """For every value of a frame of unseen code: until when a name may mean it that each turn of a loop assigns.
+
+    A habit and no bound: a module of a list assigns its name a turn later, and the child before it tells a statement.
+    The first turn of a loop comes after other children than the rest.
+    """
+    code = _Calls(graph, decided, turns_in_lists=1, context=1)
+    ends = code.holds()
+    ends.update((name, end) for name, end in code.assigned_again.items() if name not in graph.read_again)
+    return ends
 
 
 def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
@@ -123,9 +108,12 @@ class _Call:
 
 
 class _Calls:
-    def __init__(self, graph: Graph, decided: Set[tuple[str, int]], turns_in_lists: int = 2) -> None:
+    def __init__(
+        self, graph: Graph, decided: Set[tuple[str, int]], *, turns_in_lists: int = 2, context: int = _CONTEXT
+    ) -> None:
         self.graph, self.decided = graph, decided
         self.turns_in_lists = turns_in_lists  # after which a module of a list has its name assigned again
+        self.context = context
         self.ends = call_ends(graph)
         self.shared = shared_frames(graph)
         self.weights = attention_weights(graph)
@@ -162,7 +150,7 @@ class _Calls:
             in_list = any(
                 part.isdigit() for part in parts[modules[level].path.count(".") + bool(modules[level].path) :]
             )
-            before = () if in_list else tuple(statement[0] for statement in call.children[-_CONTEXT:])
+            before = () if in_list else tuple(statement[0] for statement in call.children[-self.context :])
             call.children.append((general, before))
         return call.children[-1]
 

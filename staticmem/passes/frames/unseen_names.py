@@ -1,15 +1,20 @@
 """Which values code that no trace shows is likely to have named, and until when: a part of the expected policy.
 
 A value that several statements read has a name: the code could not read it again otherwise. How long the name means it
-is a habit:
+is a habit, and each habit here follows from what assigns the name again:
 
-- A value that is read on after the code has gone on without it (a skip, an identity, a level of a pyramid) has a name
-  of its own, or is in a list, until the function returns.
+- A value that is read on after the code has gone on without it (a skip of a U, an identity, a level of a pyramid) has a
+  name of its own, or is in a list, until the function returns: nothing else may take a name that is read later.
 - A value that several statements read one after the other (`a = f(h); b = g(h); h = cat(a, b)`) has it until a
   statement joins what was made of it, which takes the name.
-- `x = x + f(x)` takes the name at once.
-- `x = x + f(y)` keeps `y`, and `x = relu(norm(conv(x)))` assigns when all of it is done.
-- In a loop each name means what the last turn gave it. What is read after its turn is in a list, which lives on.
+- `x = x + f(x)` takes the name at once: no later line needs the older value.
+- `x = x + f(y)` keeps `y`, as the sum takes the other name; but not where `y` is an activation of what a call returned
+  (`x = x + self.fc2(gelu(self.fc1(x)))` names neither, and `h = gelu(h); h = self.fc2(h)` one for both).
+- `x = relu(norm(conv(x)))` assigns when all of it is done.
+- What is padded to the size of an older value and joined behind it has a name: its size was read.
+- In a loop each name means what the last turn gave it (`ends_of_names_in_loops`), that of a policy's rule as well.
+  What is read after its turn is in a list, which lives on, and so are the parts of a `cat`.
+- What a line pops off a list has no name.
 
 Only frames of code that nobody has compared are judged so: what layers of PyTorch and published classes name is known.
 """
@@ -20,7 +25,7 @@ from collections.abc import Iterator
 
 from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.ops import kinds_of
-from staticmem.passes.frames.policy import Held, Stack
+from staticmem.passes.frames.policy import JOINS, Held, Stack
 from staticmem.passes.frames.published_names import LIBRARIES, Decided, call_ends, shared_frames
 from staticmem.passes.frames.unseen_bounds import ends_of_names_in_loops
 
@@ -28,22 +33,27 @@ _KNOWN = ("torch.nn.", *LIBRARIES)
 _STEPS = frozenset(("aten::add", "aten::sub", "aten::mul", "aten::div"))  # `x = x + f(x)`
 _ACTIVATIONS = frozenset(f"aten::{name}" for name in ("relu", "tanh", "sigmoid"))  # that calls are written within
 _PADS = frozenset(("aten::pad", "aten::constant_pad_nd"))
-_JOINS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
 
 
-def with_likely_names(graph: Graph, held: Held, decided: Decided | None) -> Held:
-    """`held` of the expected policy, with the values that hidden functions are likely to have named; `decided` is
-    known."""
-    known = decided.values if decided is not None else frozenset()
+def with_likely_names(graph: Graph, held: Held, decided: Decided | None, *, traced: bool = False) -> Held:
+    """`held` of the expected policy, with the values that hidden functions are likely to have named, and without what a
+    loop has assigned again (of `traced` graphs `unseen_loops` tells that). `decided`: by published names.
+    """
+    settled = decided.values if decided is not None else frozenset()
     names = _Names(graph)
-    turns = ends_of_names_in_loops(graph, known)
-    until = dict(held.until)
+    turns = ends_of_names_in_loops(graph, settled)
+    frames, until = dict(held.frames), dict(held.until)
     for name, end in names.ends().items():
-        level = names.shared[name] - 1
-        if (name, level) not in known and name not in held.frames:
-            likely = min(end, turns.get(name, end))  # a turn of a loop assigns the name again
+        if (name, names.shared[name] - 1) not in settled and name not in frames:
+            likely = min(end, turns.get(name, end))
             until[name] = max(until.get(name, likely), likely)
-    return Held(held.frames, until)
+    joined = {name for op in graph.ops if op.base in JOINS for name in op.refs()}  # parts of a list, which lives on
+    for name in () if traced else turns.keys() & frames.keys() - joined:
+        frame = graph.ops[names.maker[name]].modules[: frames[name] + 1]
+        if turns[name] < names.calls[frame]:
+            del frames[name]
+            until[name] = max(until.get(name, 0), turns[name], graph.last_read.get(name, 0))
+    return Held(frames, until)
 
 
 class _Names:
@@ -62,10 +72,10 @@ class _Names:
         outputs = frozenset(self.graph.outputs)
         for name, indices in self.readers.items():
             level = self.shared[name] - 1
-            made = self.maker[name]
-            if level < 0 or name in outputs or not self._is_open(made, level):
+            origin = self.maker[name]
+            if level < 0 or name in outputs or not self._is_open(origin, level):
                 continue
-            end = self._end(name, made, indices, level)
+            end = self._end(name, origin, indices, level)
             if end is not None:
                 ends[name] = max(end, ends.get(name, end))
         return ends
@@ -74,10 +84,10 @@ class _Names:
         modules = self.graph.ops[index].modules
         return len(modules) > level and not modules[level].cls.startswith(_KNOWN)
 
-    def _end(self, name: str, made: int, indices: list[int], level: int) -> int | None:
+    def _end(self, name: str, origin: int, indices: list[int], level: int) -> int | None:
         ops = self.graph.ops
         last = indices[-1]
-        frame = ops[made].modules[: level + 1]
+        frame = ops[origin].modules[: level + 1]
         returned = self.calls[frame]
         statements = list(dict.fromkeys(self._statement(index, level) for index in indices))
         reader = ops[last]
@@ -86,26 +96,34 @@ class _Names:
             return None
         if own and _is_first(name, reader) and reader.base in _STEPS:
             return None
-        if own and reader.base in _JOINS and len(statements) == 1:
-            return returned if self._is_second_part(name, made, reader, level) else None
+        if own and reader.base in JOINS and len(statements) == 1:
+            return returned if self._is_second_part(name, origin, reader, level) else None
         if len(statements) < 2:
-            return returned if not own and self._is_kept_by_step(made, statements[0], level) else None
-        if (own and self._is_join(reader, level, made)) or any(True for _ in self._others(made, statements, level)):
+            return returned if not own and self._is_kept_by_step(origin, statements[0], level) else None
+        if (own and self._is_join(reader, level, origin)) or any(True for _ in self._others(origin, statements, level)):
             return returned
-        return next((i for i in range(last + 1, returned) if self._is_join(ops[i], level, made)), returned)
+        return next((i for i in range(last + 1, returned) if self._is_join(ops[i], level, origin)), returned)
 
-    def _is_kept_by_step(self, made: int, call: int, level: int) -> bool:
+    def _is_kept_by_step(self, origin: int, call: int, level: int) -> bool:
         """Whether the frame made a value by ops of its own and added what a call made of it to an older value
         (`x = x + self.out(y)`): the result has the older one's name."""
         ops = self.graph.ops
-        if len(ops[made].modules) != level + 1 or "view" in kinds_of(ops[made].base) or len(ops[call].outputs) != 1:
+        if len(ops[origin].modules) != level + 1 or "view" in kinds_of(ops[origin].base) or len(ops[call].outputs) != 1:
+            return False
+        if self._continues_call(ops[origin], level):
             return False
         readers = self.readers.get(ops[call].outputs[0], [])
         step = ops[readers[0]] if len(readers) == 1 else None
         if step is None or step.base != "aten::add" or len(step.modules) != level + 1:
             return False
         first = step.refs()[0]
-        return first != ops[call].outputs[0] and self.maker.get(first, -1) < made
+        return first != ops[call].outputs[0] and self.maker.get(first, -1) < origin
+
+    def _continues_call(self, op: Op, level: int) -> bool:
+        """Whether an op of the frame reads but what a call returned: `self.fc2(gelu(self.fc1(x)))` names neither, and
+        `h = gelu(h); h = self.fc2(h)` assigns one name again."""
+        sources = [self.maker[name] for name in op.refs() if name in self.maker]
+        return len(sources) == 1 and len(self.graph.ops[sources[0]].modules) > level + 1
 
     def _inline(self) -> dict[str, int]:
         """What the frame had a name for when a statement began that ends with an activation: `x = relu(norm(conv(x)))`
@@ -127,8 +145,8 @@ class _Names:
         return ends
 
     def _maker_before_detach(self, name: str) -> Op | None:
-        made = self.maker.get(name, -1)
-        op = self.graph.ops[made] if made >= 0 else None
+        origin = self.maker.get(name, -1)
+        op = self.graph.ops[origin] if origin >= 0 else None
         source = op.args[0] if op is not None and op.base == "aten::detach" else None
         return self._maker_before_detach(source.name) if isinstance(source, Ref) else op
 
@@ -140,8 +158,8 @@ class _Names:
             call = ops[self.maker[name]].modules[: level + 2]
             began = name
             name = self._first_read(call)
-        made = self.maker.get(name)
-        if began == name or made is None or len(ops[made].modules) < level + 1 or self.shared[name] != level + 1:
+        origin = self.maker.get(name)
+        if began == name or origin is None or len(ops[origin].modules) < level + 1 or self.shared[name] != level + 1:
             return None
         return name
 
@@ -151,8 +169,8 @@ class _Names:
         outside = ""
         while index >= 0 and self.graph.ops[index].modules[: len(call)] == call:
             for name in self.graph.ops[index].refs():
-                made = self.maker.get(name, -1)
-                if made >= 0 and self.graph.ops[made].modules[: len(call)] != call:
+                origin = self.maker.get(name, -1)
+                if origin >= 0 and self.graph.ops[origin].modules[: len(call)] != call:
                     outside = name
             index -= 1
         return outside
@@ -162,7 +180,7 @@ class _Names:
         modules = self.graph.ops[index].modules
         return index if len(modules) == level + 1 else self.calls[modules[: level + 2]]
 
-    def _others(self, made: int, statements: list[int], level: int) -> Iterator[int]:
+    def _others(self, origin: int, statements: list[int], level: int) -> Iterator[int]:
         """Statements between the first and the last reader that read something else, and allocate."""
         ops = self.graph.ops
         read = set(statements)
@@ -170,17 +188,17 @@ class _Names:
             op = ops[index]
             if self._statement(index, level) in read or "view" in kinds_of(op.base):
                 continue
-            if not self._is_join(op, level, made):
+            if not self._is_join(op, level, origin):
                 yield index
 
-    def _is_join(self, op: Op, level: int, made: int) -> bool:
-        """Whether an op of the frame reads two values that ops made, one of them after `made`."""
+    def _is_join(self, op: Op, level: int, origin: int) -> bool:
+        """Whether an op of the frame reads two values that ops made, one of them after `origin`."""
         makers = {self.maker[name] for name in op.refs() if name in self.maker}
-        return len(op.modules) == level + 1 and len(makers) > 1 and max(makers) > made
+        return len(op.modules) == level + 1 and len(makers) > 1 and max(makers) > origin
 
-    def _is_second_part(self, name: str, made: int, join: Op, level: int) -> bool:
+    def _is_second_part(self, name: str, origin: int, join: Op, level: int) -> bool:
         """Whether a value was padded to the size of an older one that it is joined behind: both have names."""
-        maker, parts = self.graph.ops[made], join.refs()
+        maker, parts = self.graph.ops[origin], join.refs()
         source = next((n for n in maker.refs() if n in self.maker), None)
         if len(parts) != 2 or parts[1] != name or len(maker.modules) != level + 1 or source is None:
             return False

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from small_graphs import Builder
 
-from staticmem.ir.graph import Frame, Graph, Ref, SourceLine
+from staticmem.ir.graph import Frame, Graph, Ref
 from staticmem.passes.frames.policy import POLICIES, common_depth, held_by_policy
 from staticmem.passes.frames.releases import releases_of
 
@@ -98,29 +97,22 @@ def unpacked() -> Graph:
     return b.graph(b.call("neg", b.call("cat", (Ref("p"), Ref("q")))))
 
 
-def skip(enlarged: str = "upsample_nearest2d", joined: str = "add.Tensor") -> Graph:
-    """`x1 = a(x); x2 = down(x1); return up(x2) + x1`."""
-    b = Builder(x=(2, 4, 8, 8))
-    p = b.within(CHILD).call("relu", X, name="p")
-    q = b.within(OTHER).call("relu", p)
-    up = b.within("up:Up").call("relu", b.call(enlarged, q, (8, 8), None))
-    return b.graph(b.within().call(joined, *((up, p) if joined == "add.Tensor" else ((up, p), 1))))
+def numbered_children_added() -> Graph:
+    """`self.blocks[0](x) + self.blocks[1](x)`, and a third that is added to the sum: a loop adds them to a total."""
+    b = Builder(x=(4, 4))
+    total, *rest = (b.within(f"blocks.{i}:Block").call("relu", X, name=f"p{i}") for i in range(3))
+    for value in rest:
+        total = b.within().call("add.Tensor", total, value)
+    return b.graph(b.call("neg", total))
 
 
-def popped_skip() -> Graph:
-    """`up(x2) + skips.pop()`, on a line that does not tell the rest."""
-    graph = skip()
-    lines = (SourceLine("m.py", 3, "forward", "x = up(x); x = x + skips.pop()"),)
-    return replace(graph, ops=tuple(replace(op, stack=lines) for op in graph.ops))
-
-
-def joined_skip() -> Graph:
-    return skip(joined="cat")
-
-
-def residual() -> Graph:
-    """`x = x + f(x)` assigns the name again."""
-    return skip("exp")
+def one_of_two_results() -> Graph:
+    """`x, skip = block(x); total = total + skip`: of several results each has a name."""
+    b = Builder(x=(4, 4))
+    total = b.within().call("add.Tensor", X, 1, name="total")
+    b.within("blocks.0:Block")
+    value, part = b.call("relu", X, name="p"), b.call("exp", X, name="q")
+    return b.graph(b.within().call("add.Tensor", b.call("add.Tensor", total, part), b.call("neg", value)))
 
 
 def chain() -> Graph:
@@ -135,7 +127,7 @@ RULES: list[tuple[Callable[[], Graph], dict[str, int]]] = [
     (later_argument, {"q": 0}), (model_output, {"p": 0}),
     (lookup_that_two_models_share, {}), (unpacked, {"p": 1, "q": 1}),
     (canvas, {"c": 0}), (canvas_of_a_result, {}), (chain, {}),
-    (skip, {"p": 0}), (joined_skip, {"p": 0}), (popped_skip, {}), (residual, {}),
+    (numbered_children_added, {}), (one_of_two_results, {"q": 0}),
 ]  # fmt: skip
 
 

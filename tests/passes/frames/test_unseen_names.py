@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from small_graphs import Builder
 
-from staticmem.ir.graph import Graph, Ref
+from staticmem.ir.graph import Graph, Ref, SourceLine
 from staticmem.passes.frames.policy import Held
 from staticmem.passes.frames.releases import held_values
 from staticmem.passes.frames.unseen_names import with_likely_names
@@ -58,13 +60,34 @@ def padded() -> Graph:
 
 
 def added_to_an_older_one() -> Graph:
-    """`y = relu(s).neg(); x = x + out(y)`: the sum takes the name of `x`, `y` stays."""
+    """`y = s * gate(s); x = x + out(y)`: the sum takes the name of `x`, `y` stays."""
     b = Builder(x=(4, 4))
     s = in_child(b, "stem", X, name="s")
-    y = b.within(NET).call("neg", s, name="y")
+    gate = in_child(b, "gate", s, name="gate")
+    y = b.within(NET).call("mul.Tensor", s, gate, name="y")
     z = in_child(b, "out", y, name="z")
     sum_ = b.within(NET).call("add.Tensor", s, z, name="sum")
     return b.graph(in_child(b, "head", sum_, name="out"))
+
+
+def activation_within_a_step() -> Graph:
+    """`x = x + fc2(exp(fc1(x)))`: neither the activation nor what it read has a name."""
+    b = Builder(x=(4, 4))
+    s = in_child(b, "stem", X, name="s")
+    y = b.within(NET).call("exp", in_child(b, "fc1", s, name="hidden"), name="y")
+    sum_ = b.within(NET).call("add.Tensor", s, in_child(b, "fc2", y, name="z"), name="sum")
+    return b.graph(in_child(b, "head", sum_, name="out"))
+
+
+def unet(joined: str = "cat", enlarged: str = "upsample_nearest2d") -> Graph:
+    """`s = stem(x); y = body(s); return head(joined(up(y), s))`."""
+    b = Builder(x=(2, 4, 8, 8))
+    s = in_child(b, "stem", X, name="s")
+    y = in_child(b, "body", s, name="y")
+    up = b.within(NET, "up:my.Up").call("relu", b.call(enlarged, y, (8, 8), None), name="up")
+    b.within(NET)
+    value = b.call("cat", (up, s), 1, name="joined") if joined == "cat" else b.call(joined, up, s, name="joined")
+    return b.graph(in_child(b, "head", value, name="out"))
 
 
 def activation() -> Graph:
@@ -93,13 +116,24 @@ def index(graph: Graph, name: str) -> int:
     ("graph", "value", "until"),
     [
         (skip(), "s", "out"),
+        (unet(), "s", "out"),
+        (unet("add.Tensor"), "s", "out"),
         (branches(), "s", "joined"),
         (padded(), "padded", "out"),
         (added_to_an_older_one(), "y", "out"),
         (activation(), "s", "relu"),
         (straight_through(), "q", "sum"),
     ],
-    ids=["skip", "branches", "padded", "added to an older one", "activation", "straight through"],
+    ids=[
+        "skip",
+        "joined skip",
+        "added skip",
+        "branches",
+        "padded",
+        "added to an older one",
+        "activation",
+        "straight through",
+    ],
 )
 def test_a_habit_holds_a_value(graph: Graph, value: str, until: str) -> None:
     assert held_values(graph).until[value] == index(graph, until)
@@ -107,6 +141,31 @@ def test_a_habit_holds_a_value(graph: Graph, value: str, until: str) -> None:
 
 def test_a_step_takes_the_name_of_what_it_adds_to() -> None:
     assert "s" not in held_values(step()).until
+
+
+def test_an_activation_of_what_a_call_returned_has_no_name() -> None:
+    assert held_values(activation_within_a_step()).until.keys().isdisjoint(("hidden", "y"))
+
+
+def test_what_a_line_pops_off_a_list_has_no_name() -> None:
+    """`up(x2) + skips.pop()`, on a line that does not tell the rest."""
+    graph = unet("add.Tensor")
+    lines = (SourceLine("m.py", 3, "forward", "x = up(x); x = x + skips.pop()"),)
+    popped = replace(graph, ops=tuple(replace(op, stack=lines) for op in graph.ops))
+    assert "s" not in with_likely_names(popped, Held(), None).until
+
+
+def test_the_first_turn_of_a_loop_comes_after_other_children() -> None:
+    """`for b in blocks: q, k = split(b["qkv"](b["norm"](x)))`, of which paths do not tell that it is a list."""
+    b = Builder(x=(4, 4))
+    x = in_child(b, "stem", X, name="s")
+    for turn in range(3):
+        for child in ("norm", "qkv"):
+            x = b.within(NET, f"{child}:my.Child:{turn}").call("exp", x, name=f"{child}{turn}")
+        b.within(NET).call("chunk", x, 2, outputs=(f"q{turn}", f"k{turn}"))
+        x = in_child(b, "out", b.call("matmul", Ref(f"q{turn}"), Ref(f"k{turn}")), name=f"y{turn}")
+    graph = b.graph(in_child(b, "head", x, name="out"))
+    assert held_values(graph).until["q0"] == index(graph, "q1")
 
 
 def test_published_code_is_known() -> None:
