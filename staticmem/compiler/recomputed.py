@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from staticmem.compiler.nodes import Node, Partition
-from staticmem.compiler.partition.op_types import ALIASES
 from staticmem.eager.strides import Form
+from staticmem.ops.tags import PARTITIONER_ALIASES
 
 
 def recomputed_bytes(parts: Partition) -> int:
@@ -16,6 +16,6 @@ def recomputed_bytes(parts: Partition) -> int:
 
 def _base(node: Node) -> Node:
     """What a view is of."""
-    while node.base in ALIASES and node.inputs:
+    while node.base in PARTITIONER_ALIASES and node.inputs:
         node = node.inputs[0]
     return node

@@ -21,6 +21,7 @@ SHARED = {
     "pointwise",
     "rotation",
     "size_arithmetic",
+    "tags",
     "whole_model_cast",
 }
 LOADED = """

@@ -17,11 +17,8 @@ from staticmem.compiler.aot.views import view as view_again
 from staticmem.compiler.edit import replace_arguments
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node
 from staticmem.eager import strides as layout
+from staticmem.ops.tags import TRACED_VIEWS
 
-# Calls of the graph that give views
-_VIEWS = frozenset(
-    f"aten::{name}" for name in "alias view permute unsqueeze squeeze expand slice select diagonal as_strided".split()
-)
 _SPLITS = ("aten::split", "aten::split_with_sizes")
 Replay = Callable[[Node], Node]
 
@@ -234,7 +231,7 @@ def _source(node: Node) -> Node | None:
     """What a node is a view of, one step; a part of a split is one of what is split."""
     if node.target == GETITEM and node.inputs[0].base in _SPLITS:
         return node.inputs[0].inputs[0]
-    return node.inputs[0] if node.base in _VIEWS else None
+    return node.inputs[0] if node.base in TRACED_VIEWS else None
 
 
 def _again(t: Tracer, base: Node, path: Sequence[Node]) -> Node:

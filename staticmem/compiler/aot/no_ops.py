@@ -9,14 +9,9 @@ from staticmem.compiler.edit import GraphEditor
 from staticmem.compiler.nodes import PLACEHOLDER, Node, Result
 from staticmem.eager.strides import Form
 from staticmem.ir import dtypes
+from staticmem.ops.tags import TRACED_VIEWS
 
 END = 2**63 - 1  # of a slice without one
-_VIEWS = frozenset(
-    [
-        f"aten::{name}"
-        for name in "alias view permute expand slice select squeeze unsqueeze as_strided t transpose diagonal".split()
-    ]
-)
 
 
 def remove_no_ops(graph: GraphEditor) -> None:
@@ -24,7 +19,7 @@ def remove_no_ops(graph: GraphEditor) -> None:
     input, or two results, would share memory, and where its input is written to."""
     storage: dict[Node, Node] = {}
     for node in graph:
-        storage[node] = storage[node.inputs[0]] if node.base in _VIEWS and node.inputs else node
+        storage[node] = storage[node.inputs[0]] if node.base in TRACED_VIEWS and node.inputs else node
     of_inputs = {node for node in graph if node.target == PLACEHOLDER}
     of_outputs = {storage[node] for node in graph.outputs if node is not None}
     written = {storage[node.inputs[0]] for node in graph if node.target == "aten::copy_"}

@@ -17,10 +17,8 @@ from staticmem.compiler.nodes import PLACEHOLDER, Node
 from staticmem.eager import strides as layout
 from staticmem.eager.strides import Form
 from staticmem.ir.dtypes import DType
+from staticmem.ops.tags import UNIFORM_VIEWS
 
-# Views whose result has the value of their input (`view_op_packets`)
-_VIEWS = "squeeze unsqueeze alias view slice t expand as_strided permute".split()
-_VIEW_BASES = frozenset([*[f"aten::{name}" for name in _VIEWS], "prims::broadcast_in_dim"])
 # Elementwise calls that are worked out; others with known operands are left as they are, which costs a kernel's input.
 _FOLDED: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
@@ -98,7 +96,7 @@ def _value(node: Node, values: dict[Node, _Value]) -> _Value | None:
     if not all(read in values for read in node.inputs):
         return None
     base = node.base
-    if base in _VIEW_BASES:
+    if base in UNIFORM_VIEWS:
         return values[node.inputs[0]] if node.inputs else None
     if base == "prims::convert_element_type":
         return _rounded(values[node.inputs[0]].number, node.dtype)

@@ -13,7 +13,7 @@ from staticmem.compiler.inductor import buffers as b
 from staticmem.compiler.inductor import layout
 from staticmem.compiler.inductor.buffers import Box, Buffer, Loops, Operation, Read, Value
 from staticmem.compiler.inductor.indexing import NO_VIEWS
-from staticmem.compiler.inductor.post_grad import VIEW_OPS, rewrite
+from staticmem.compiler.inductor.post_grad import rewrite
 from staticmem.compiler.inductor.restride import restrided
 from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph, users_of
 from staticmem.eager.strides import (
@@ -27,6 +27,7 @@ from staticmem.eager.strides import (
 )
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.ops.tags import LIKE_PADDING, LOWERED_VIEWS
 
 Lowered: TypeAlias = "Value | tuple[Value | None, ...] | None"
 Rule: TypeAlias = "Callable[[Lowering, Node], Lowered]"
@@ -44,9 +45,6 @@ NEED_REALIZED = frozenset(
 NEED_FIXED_LAYOUT = ("aten::convolution_backward", "aten::mm", "aten::_int_mm")  # graph.py, need_fixed_layout
 # graph.py, mark_nodes_dislike_padding
 DISLIKE_PADDING = frozenset(("aten::convolution", "aten::convolution_backward", "aten::_scaled_mm"))
-LIKE_PADDING = frozenset(
-    f"aten::{name}" for name in "var_mean sum mean prod any amin amax min max argmin argmax scatter_reduce".split()
-)
 AS_STRIDED = ("aten::as_strided", "aten::as_strided_", "aten::as_strided_scatter", "aten::resize", "aten::resize_as")
 
 
@@ -127,7 +125,7 @@ class Lowering:
         queue = list(shown)
         while queue:
             node = queue.pop()
-            if node.base in VIEW_OPS and node.inputs and node.inputs[0] not in shown:
+            if node.base in LOWERED_VIEWS and node.inputs and node.inputs[0] not in shown:
                 shown.add(node.inputs[0])
                 queue.append(node.inputs[0])
         disliking: set[Node] = set()
@@ -378,7 +376,7 @@ class Lowering:
             and is_dense(result.shape, strides)
         ):
             strides = channels_last_strides(result.shape)
-        if result.views or node.base in VIEW_OPS:
+        if result.views or node.base in LOWERED_VIEWS:
             return self.require(result, order=layout.stride_order(strides), pad=pad)
         return self.require(result, exact=strides, pad=pad)
 

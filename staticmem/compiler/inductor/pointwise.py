@@ -12,20 +12,8 @@ from staticmem.compiler.inductor.indexing import Step, Views, chain, then
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
 from staticmem.compiler.nodes import Argument, Node
 from staticmem.eager.strides import Shape, broadcast_shapes, numel
+from staticmem.ops.tags import CHEAP_CONSTANTS, plain_pointwise
 
-# ops with one call of `ops` for each tensor argument less one, and one for each number
-PLAIN = (
-    "abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not "
-    "bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min copysign cos cosh div eq erf erfc "
-    "erfinv exp exp2 expm1 floor fmod ge gt hypot isinf isnan ldexp le lgamma log log10 log1p log2 logical_and "
-    "logical_not logical_or logical_xor lt maximum minimum mul ne neg nextafter pow reciprocal relu remainder round "
-    "rsqrt sigmoid sign signbit sin sinh special_erf sqrt square sub tan tanh true_divide trunc where "
-    "__and__ __or__ __xor__ __lshift__ __rshift__ digamma igamma igammac i0 polygamma zeta fmin fmax xlogy "
-    "special_erfcx special_i0e special_i1 special_i1e special_ndtri lerp hardtanh hardsigmoid hardswish leaky_relu "
-    "elu selu celu silu gelu softplus mish threshold threshold_backward sigmoid_backward tanh_backward "
-    "isfinite nan_to_num masked_fill rsub logaddexp frac sgn deg2rad rad2deg exponential heaviside"
-).split()
-CHEAP_CONSTANTS = "full zeros ones full_like zeros_like ones_like new_full new_zeros new_ones scalar_tensor".split()
 KEEP_TYPES = ("aten::where", "prims::convert_element_type")
 PRIMS = "convert_element_type div fma mul add sub maximum minimum exp where frexp_mantissa".split()
 
@@ -109,7 +97,7 @@ CALLS: dict[str, Callable[[Node], Weights]] = {
     "prims::fma": lambda node: {node: 1},
 }
 
-rule(*(f"aten::{name}" for name in PLAIN), *(f"prims::{name}" for name in PRIMS))(pointwise)
+rule(*plain_pointwise(), *(f"prims::{name}" for name in PRIMS))(pointwise)
 
 
 @rule("aten::clone", "aten::_to_copy", "aten::contiguous", "aten::lift_fresh_copy", "aten::copy")
@@ -119,7 +107,7 @@ def copied(low: Lowering, node: Node) -> Lowered:
     return low.pointwise(node.shape, node.tensor.dtype, reads, weights)
 
 
-@rule(*(f"aten::{name}" for name in CHEAP_CONSTANTS), "prims::iota", "aten::arange")
+@rule(*CHEAP_CONSTANTS, "prims::iota", "aten::arange")
 def constant(low: Lowering, node: Node) -> Lowered:
     return low.pointwise(node.shape, node.tensor.dtype, (), {node: 1})
 

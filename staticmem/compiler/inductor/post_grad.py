@@ -12,29 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, Node, NodeGraph, users_of
 from staticmem.eager.strides import Form
 from staticmem.ir import dtypes
+from staticmem.ops.tags import LOWERED_VIEWS, inductor_pointwise
 
-VIEW_OPS = frozenset(
-    f"aten::{name}"
-    for name in (
-        "view reshape permute t transpose expand squeeze unsqueeze slice select alias detach _unsafe_view split "
-        "split_with_sizes unbind as_strided diagonal"
-    ).split()
-)
-# ops with the tag `pointwise` (native_functions.yaml)
-POINTWISE = frozenset(
-    f"aten::{name}"
-    for name in (
-        "abs acos acosh add addcdiv addcmul asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not "
-        "bitwise_or bitwise_right_shift bitwise_xor ceil clamp clamp_max clamp_min clone copysign cos cosh div eq erf "
-        "erfc erfinv exp exp2 expm1 floor fmod ge gt hypot isinf isnan ldexp le lgamma log log10 log1p log2 "
-        "logical_and logical_not logical_or logical_xor lt maximum minimum mul ne neg nextafter pow reciprocal relu "
-        "remainder round rsqrt sigmoid sign signbit sin sinh sqrt square sub tan tanh true_divide trunc where "
-        "__and__ __or__ __xor__ __lshift__ __rshift__ digamma igamma igammac i0 polygamma fmin fmax xlogy lerp "
-        "hardtanh hardsigmoid hardswish leaky_relu elu selu celu silu gelu softplus mish threshold "
-        "threshold_backward sigmoid_backward tanh_backward gelu_backward silu_backward isfinite nan_to_num "
-        "masked_fill rsub logaddexp frac sgn deg2rad rad2deg heaviside _to_copy native_dropout_backward"
-    ).split()
-) | {"prims::convert_element_type"}
+POINTWISE = inductor_pointwise()
 
 
 def is_pointwise_use(
@@ -44,7 +24,7 @@ def is_pointwise_use(
     stack = [user]
     while stack:
         node = stack.pop()
-        if node.target == GETITEM or node.base in VIEW_OPS:
+        if node.target == GETITEM or node.base in LOWERED_VIEWS:
             if node in returned:
                 return False
             stack.extend(users[node])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from staticmem.compiler.inductor.post_grad import POINTWISE, VIEW_OPS
+from staticmem.compiler.inductor.post_grad import POINTWISE
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node, NodeGraph, Result
 from staticmem.eager.strides import (
     Form,
@@ -20,6 +20,7 @@ from staticmem.eager.strides import (
     prefers_channels_last,
     view_strides,
 )
+from staticmem.ops.tags import LOWERED_VIEWS
 
 
 def restrided(graph: NodeGraph, given: Mapping[Node, Form]) -> dict[Node, Form]:
@@ -50,7 +51,7 @@ def _form(node: Node, forms: Mapping[Node, Result]) -> Result:
     if node.base in POINTWISE and reads:
         operands = tuple((form.shape, form.strides) for form in reads)
         return form_of(shape, pointwise_strides(shape, operands), dtype)
-    if node.base in VIEW_OPS:
+    if node.base in LOWERED_VIEWS:
         return _viewed(node, reads[0])
     return None
 

@@ -11,7 +11,8 @@ from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, JointGraph, Node
-from staticmem.compiler.partition.op_types import ALIASES, NEVER_MERGED, WRITES
+from staticmem.compiler.partition.op_types import NEVER_MERGED, WRITES
+from staticmem.ops.tags import PARTITIONER_ALIASES
 
 # `fx_graph_cse` finds nodes by a hash of their arguments and keeps the first node of each hash. Python's hash of -1 is
 # that of -2: behind `unsqueeze(x, -2)` no two `unsqueeze(x, -1)` become one
@@ -120,7 +121,7 @@ def storages(nodes: Iterable[Node]) -> dict[Node, Node]:
     storage: dict[Node, Node] = {}
     for node in nodes:
         base = node.base
-        shared = base in ALIASES or (base == GETITEM and node.inputs[0].base in ALIASES)
+        shared = base in PARTITIONER_ALIASES or (base == GETITEM and node.inputs[0].base in PARTITIONER_ALIASES)
         storage[node] = storage[node.inputs[0]] if shared and node.inputs else node
     return storage
 
