@@ -22,10 +22,8 @@ from staticmem.frontends import fields
 from staticmem.ir import dtypes, expressions
 from staticmem.ir.graph import Note, Op, Ref, Value
 from staticmem.ir.model_file import Binding, InputSpec
-
-_TARGETS = (
-    "nonzero", "argwhere", "masked_select", "index", "_unique2", "unique_dim", "unique_consecutive", "nms", "bincount",
-)  # fmt: skip
+from staticmem.ops.registry import RESHAPES
+from staticmem.ops.tags import DATA_SIZED
 
 
 class DataBounds:
@@ -38,7 +36,7 @@ class DataBounds:
     def of(self, node: Mapping[str, Any], target: str, outputs: tuple[str, ...]) -> int | None:
         """The size of the result's dimension that depends on data, for ops that have one."""
         op = target.split(".")[-2] if target.count(".") >= 2 else ""
-        if op not in _TARGETS or not outputs or outputs[0] not in self.tensors:
+        if (f"aten::{op}" not in DATA_SIZED and op != "nms") or not outputs or outputs[0] not in self.tensors:
             return None
         symbol = self._symbol(outputs[0])
         if symbol is None:
@@ -99,9 +97,6 @@ class DataBounds:
         return shape if shape is not None else ()
 
 
-_VIEWS = ("aten::view", "aten::reshape", "aten::_unsafe_view")
-
-
 def check_derived(tensors: Mapping[str, Any], inputs: Sequence[InputSpec], binding: Binding) -> dict[str, int]:
     """The binding's symbols, with those that derived input sizes (2*s0) determine.
 
@@ -159,7 +154,7 @@ class BatchRebinder:
         if depends:
             self.follows.update(op.outputs)
         size = op.args[1] if len(op.args) == 2 else None
-        if not isinstance(size, tuple) or not size or op.base not in (*_VIEWS, "aten::expand"):
+        if not isinstance(size, tuple) or not size or op.base not in (*RESHAPES, "aten::expand"):
             return op
         shape = recorded(source)
         old = size[0] if type(size[0]) is int else -1

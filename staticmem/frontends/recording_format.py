@@ -101,11 +101,6 @@ CLEARS_AUTOCAST = 8
 # the first character of an argument that is a string
 REF, PARAMETER, BUFFER, SIZE, DTYPE, TEXT, FLOAT = "%", "@", "#", "=", ":", "'", "~"
 USUAL_OP: tuple[Any, ...] = ([], 1, 0, {})  # released, outputs, flags, kwargs
-# ops whose result has a size that is in the data: as `size` of the call, which the rules take
-DATA_SIZED = frozenset(
-    f"aten::{name}"
-    for name in "nonzero argwhere masked_select index.Tensor _unique2 unique_dim unique_consecutive bincount".split()
-)
 MEMBER = "staticmem_recording.txt"  # extra file of a .pt2 archive
 PROPERTY = "staticmem.recording"  # metadata property of a ModelProto
 # ResNet-50 takes 70 bytes of text for an op, so 100,000 ops that differ in all four modes take 28 MB; packed a tenth

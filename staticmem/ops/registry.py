@@ -53,6 +53,13 @@ FAMILIES = (
     "inplace_abn experts ring_attention solvers"
 ).split()
 RING_ATTENTION = "staticmem::ring_attention"  # stands for scaled_dot_product_attention of a divided sequence
+# Sets that several stages name. What all of a family are is a kind.
+CONCATENATIONS = frozenset(("aten::cat", "aten::concat"))
+JOINS = CONCATENATIONS | {"aten::stack"}
+FREE_PRODUCTS = frozenset(("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum"))  # neither factor is a weight
+LINEARS = frozenset(("aten::linear", "aten::addmm", "aten::mm", "aten::matmul"))  # the second factor may be a weight
+RESHAPES = frozenset(("aten::view", "aten::reshape", "aten::_unsafe_view"))
+NO_DERIVATIVE = frozenset(("aten::detach", "aten::zeros_like", "aten::ones_like", "aten::empty_like"))
 # Numbers that the engine and passes compute themselves
 _SYMBOLIC = ("operator::", "torch::sym_", "aten::sym_size", "aten::sym_numel", "aten::sym_stride")
 

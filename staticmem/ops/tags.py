@@ -50,6 +50,22 @@ def _functional(tag: Tag) -> frozenset[str]:
     return frozenset([base for base in tagged(tag) if not in_place(base)])
 
 
+# -- sizes in the data -------------------------------------------------------------------------------------------------
+
+# Sizes of the result are in the data: a recording says the size, and an export has a symbol for it. Of the tag
+# `dynamic_output_shape` what else there is has its size by an argument in most calls (`one_hot`), or is a composite of
+# these (`repeat_interleave`), or what none of them calls.
+DATA_SIZED = aten("nonzero argwhere masked_select index _unique2 unique_dim unique_consecutive bincount")
+
+
+@lru_cache(maxsize=1)
+def graph_breaks() -> frozenset[str]:
+    """At which Dynamo ends a graph, whatever the arguments: `index` has sizes in the data where it reads a mask. Older
+    and composite names of the same ops are in exports."""
+    named = aten("is_nonzero nonzero_numpy unique _unique") | {"torchvision::nms"}
+    return DATA_SIZED - {"aten::index"} | tagged("data_dependent_output") | named
+
+
 # -- the partitioner of AOTAutograd ------------------------------------------------------------------------------------
 # `get_default_op_list` of torch/_functorch/partitioners.py (2.15; 2.13 has the same lists)
 

@@ -23,6 +23,7 @@ from dataclasses import replace
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir.graph import Frame, Graph, Note, Op, Ref, Region, SourceLine
 from staticmem.ir.record import record
+from staticmem.ops.registry import NO_DERIVATIVE
 from staticmem.passes.frames.policy import Stack
 from staticmem.passes.frames.source_lines import is_checkpoint_function
 from staticmem.passes.frames.unseen_code import line_calling_function
@@ -285,7 +286,7 @@ def _has_derivative(graph: Graph, ops: Sequence[Op]) -> bool:
         args = op.args[1:] if op.base == "aten::where" else op.args
         reads = [arg.name for arg in args if isinstance(arg, Ref)]
         value = graph.values.get(op.outputs[0]) if op.outputs else None
-        reached = any(name in floats or name not in results for name in reads) and op.base not in _NO_DERIVATIVE
+        reached = any(name in floats or name not in results for name in reads) and op.base not in NO_DERIVATIVE
         reached = reached and (value is None or value.dtype.is_differentiable)
         results.update(op.outputs)
         floats.update(op.outputs if reached else ())
@@ -302,7 +303,6 @@ def function_regions(graph: Graph) -> list[Region]:
 
 
 OWN_BACKWARD = "staticmem::own_backward"  # of a function whose backward is not that of its ops
-_NO_DERIVATIVE = frozenset("aten::detach aten::zeros_like aten::ones_like aten::empty_like".split())
 
 
 def has_open_regions(graph: Graph, amp: bool) -> bool:

@@ -18,14 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Op, Ref, Region
+from staticmem.ops.tags import graph_breaks
 from staticmem.passes.module_spans import calls_of, region_of, selected
 from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET, WHOLE, Scenario
-
-_BREAKS = frozenset(
-    "aten::_local_scalar_dense aten::item aten::equal aten::is_nonzero aten::nonzero aten::nonzero_numpy "
-    "aten::argwhere aten::masked_select aten::bincount aten::unique aten::_unique aten::_unique2 "
-    "aten::unique_consecutive aten::unique_dim torchvision::nms".split()
-)
 
 
 def compile_regions(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
@@ -45,12 +40,12 @@ def compile_regions(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
 
 def breaks_of(graph: Graph, region: Region) -> Iterator[int]:
     """The ops of a region at which Dynamo breaks the graph."""
-    bases = graph.bases
-    if _BREAKS.isdisjoint(bases) and "aten::index" not in bases and "aten::repeat_interleave" not in bases:
+    bases, breaking = graph.bases, graph_breaks()
+    if breaking.isdisjoint(bases) and "aten::index" not in bases and "aten::repeat_interleave" not in bases:
         return
     for index in range(region.start, region.end):
         op = graph.ops[index]
-        if op.base in _BREAKS or _is_mask(graph, op) or _repeats_by_tensor(op):
+        if op.base in breaking or _is_mask(graph, op) or _repeats_by_tensor(op):
             yield index
 
 

@@ -120,7 +120,6 @@ def _neighbours(ops: Sequence[Op]) -> bool:
     return total > 0 and hits * 2 > total
 
 
-BY_DATA = frozenset("aten::nonzero aten::masked_select aten::_unique2 aten::unique_dim torchvision::nms".split())
 _APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
 
 

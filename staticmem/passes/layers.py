@@ -13,6 +13,7 @@ from dataclasses import replace
 from staticmem.errors import UsageError
 from staticmem.ir.graph import REQUIRES_GRAD, Graph, Op, Parameter, Ref
 from staticmem.ir.record import record
+from staticmem.ops.registry import RESHAPES
 from staticmem.passes.module_spans import calls_of
 
 LINEAR, CONV1D, EMBEDDING = "linear", "Conv1D", "embedding"
@@ -26,9 +27,7 @@ _PRODUCTS = {  # op -> weight, bias
 }
 WRITTEN_OUT = ("aten::matmul", "aten::mm")  # products with what `_TRANSPOSED` makes of a weight
 _TRANSPOSED = ("aten::numpy_T", "aten::t")
-_VIEWS = frozenset(
-    f"aten::{name}" for name in ("view", "reshape", "_unsafe_view", "sym_size", "_assert_tensor_metadata")
-)
+_VIEWS = RESHAPES | {"aten::sym_size", "aten::_assert_tensor_metadata"}
 
 
 @record(frozen=True, slots=True)

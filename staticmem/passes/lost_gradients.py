@@ -21,11 +21,12 @@ from dataclasses import replace
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Graph, Op, Parameter, Ref
 from staticmem.ir.record import record
+from staticmem.ops.registry import NO_DERIVATIVE
 
-_STEPS = frozenset(f"aten::{name}" for name in "gt ge lt le sign floor ceil round trunc heaviside".split())
 _STEP_IS_FLOAT = frozenset(f"aten::{name}" for name in "sign floor ceil round trunc heaviside".split())
+_STEPS = _STEP_IS_FLOAT | {"aten::gt", "aten::ge", "aten::lt", "aten::le"}
 _KEEPS_STEP = frozenset("aten::to aten::_to_copy aten::where aten::clone".split())
-_ENDS = frozenset("aten::detach aten::zeros_like aten::ones_like aten::empty_like aten::argmax aten::topk".split())
+_ENDS = NO_DERIVATIVE | {"aten::argmax", "aten::topk"}
 _MAXIMA = ("aten::amax", "aten::max")
 # the names of parameters in torch.nn, with the old and the new norms of weights
 _LAYERS = re.compile(

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from staticmem.frontends import recording_format as written
 from staticmem.ops import lookup
+from staticmem.ops.tags import DATA_SIZED
 from staticmem.recording import gpu
 from staticmem.recording.device_answers import on_meta
 from staticmem.recording.sizes import Sizes, number
@@ -31,6 +32,8 @@ from staticmem.recording.sizes import Sizes, number
 _MEMORY_FORMATS = {torch.preserve_format: "preserve_format", torch.contiguous_format: "contiguous_format",
                    torch.channels_last: "channels_last", torch.channels_last_3d: "channels_last_3d"}  # fmt: skip
 _FLAGS = {None: 0} | {getattr(torch, name): flag for flag, name in written.AUTOCAST.items()}
+# whose result has a size that is in the data, as targets of calls here: `size` of the call says it
+_DATA_SIZED = DATA_SIZED - {"aten::index"} | {"aten::index.Tensor"}
 _WATCHES = itertools.count()
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -265,7 +268,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         listed = len(results) == 1 and isinstance(results[0], (list, tuple))
         flat = list(results[0] if listed else results)
         outputs = [self.name(t) if isinstance(t, torch.Tensor) else -1 for t in flat]
-        if target in written.DATA_SIZED:
+        if target in _DATA_SIZED:
             named |= self.data_size(flat[0], args, target)
         self.write(target, given, named, outputs, flags)
         if written.needs_shapes(target) or not lookup(target):

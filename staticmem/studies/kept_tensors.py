@@ -15,7 +15,8 @@ from itertools import zip_longest
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes
 from staticmem.ops import kinds_of
-from staticmem.passes.frames.attention_weights import PRODUCTS, attention_weights
+from staticmem.ops.registry import FREE_PRODUCTS
+from staticmem.passes.frames.attention_weights import attention_weights
 from staticmem.passes.frames.releases import kept_by_modules
 from staticmem.passes.frames.source_lines import is_published as is_published_line
 from staticmem.passes.lost_gradients import is_published
@@ -83,7 +84,7 @@ def _weights_for_code(graph: Graph, training: bool) -> set[str]:
     weights = attention_weights(graph)
     if not weights:
         return set()
-    products = (op for op in graph.ops if op.base in PRODUCTS and not is_published(op))
+    products = (op for op in graph.ops if op.base in FREE_PRODUCTS and not is_published(op))
     kept = {name for op in products for name in op.refs() if name in weights}
     if not training:  # a dropout gives its input
         dropouts = (op for op in reversed(graph.ops) if op.base == "aten::dropout")

@@ -44,6 +44,12 @@ def test_views_of_compiled_graphs_are_views() -> None:
     }
 
 
+def test_sizes_in_the_data_are_tagged() -> None:
+    assert tags.tagged("dynamic_output_shape") >= tags.DATA_SIZED
+    assert {"aten::item", "aten::nonzero", "torchvision::nms"} <= tags.graph_breaks()
+    assert "aten::index" not in tags.graph_breaks()
+
+
 def test_differences_from_a_tag_are_differences() -> None:
     """A name that PyTorch tags, or no longer tags, has no place in the list of exceptions."""
     tagged = tags.tagged("pointwise")

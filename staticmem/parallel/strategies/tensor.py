@@ -17,11 +17,11 @@ from math import prod
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph, Op, Parameter, Ref
+from staticmem.ops.registry import LINEARS
 from staticmem.parallel.blocks import ROOT, blocks_of_ops
 from staticmem.parallel.division import Traffic, WholeStep
 from staticmem.parallel.rewrite import Piece, Rewrite, Weight, ceil_div
 
-LINEARS = ("aten::linear", "aten::addmm", "aten::mm", "aten::matmul")
 _HEADS = ("aten::scaled_dot_product_attention", "aten::softmax", "aten::_softmax")
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from staticmem.ir.graph import Graph
+from staticmem.ops.registry import FREE_PRODUCTS
 
 SOFTMAX = frozenset(("aten::softmax", "aten::_softmax"))
 CHANGES_WEIGHTS = frozenset(("aten::dropout", "aten::masked_fill", "aten::mul", "aten::where"))
-PRODUCTS = frozenset(("aten::matmul", "aten::bmm", "aten::einsum", "aten::baddbmm"))
 
 
 def attention_weights(graph: Graph) -> set[str]:
@@ -20,7 +20,7 @@ def attention_weights(graph: Graph) -> set[str]:
             source = next((name for name in op.refs() if name in source_of), None)
             if source is not None:
                 source_of[op.outputs[0]] = source
-        elif op.base in PRODUCTS:
+        elif op.base in FREE_PRODUCTS:
             for name in op.refs():
                 while name in source_of:
                     weights.add(name)

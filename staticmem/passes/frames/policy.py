@@ -35,15 +35,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, bases_of
-from staticmem.ops.registry import RING_ATTENTION
+from staticmem.ops.registry import CONCATENATIONS, FREE_PRODUCTS, JOINS, RING_ATTENTION
 
 POLICIES = ("expected", "last-use", "most")
-_PRODUCTS = frozenset(
-    ("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::scaled_dot_product_attention", "aten::einsum", RING_ATTENTION)
-)
+_PRODUCTS = FREE_PRODUCTS | {"aten::scaled_dot_product_attention", RING_ATTENTION}
 _UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"))
-JOINS = frozenset(("aten::cat", "aten::concat", "aten::stack"))
-_NAMED_FOR_CHILDREN = frozenset(("aten::cat", "aten::concat", "aten::matmul"))  # rule 2
+_NAMED_FOR_CHILDREN = CONCATENATIONS | {"aten::matmul"}  # rule 2
 _MOST_WRITTEN_WITHIN = 2
 _PAIRS = frozenset(("aten::add", "aten::mul"))
 _TOTALS = frozenset(("aten::add", "aten::add_"))

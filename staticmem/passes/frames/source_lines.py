@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, SourceLine
+from staticmem.ops.registry import JOINS
 from staticmem.passes.frames.attention_weights import attention_weights
 from staticmem.passes.frames.line_texts import (
     ASSIGN,
@@ -38,7 +39,6 @@ _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
 _ADDED = re.compile(r"(?<![\w.])sum\(\s*([A-Za-z_]\w*)\s*\)")  # Python's own: an `add` for each value of the list
 _ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
-_JOINS = ("aten::cat", "aten::concat", "aten::stack")
 _SUMS = ("aten::add", "aten::add_")
 _SECOND = re.compile(r"[\w\])]\s*\+=?\s*([A-Za-z_]\w*)\s*(?:[),\]]|#|$)")
 _FIRST = re.compile(r"(?:[=(,\[]|\breturn)\s*([A-Za-z_]\w*)\s*\+(?!=)")
@@ -412,7 +412,7 @@ class Execution:
         """What the joins of the frame's statement read: `xs.append(f(torch.cat(xs)))` reads more, within `f`."""
         depth = self.frames.index(frame) + 1
         ops = [op for op in self.graph.ops[frame.since : now + 1] if len(op.stack) == depth]
-        joins = [op for op in ops if op.base in _JOINS] or [op for op in ops if op.base in _SUMS]
+        joins = [op for op in ops if op.base in JOINS] or [op for op in ops if op.base in _SUMS]
         return {name for op in joins for name in op.refs()}.difference(*(op.outputs for op in joins))
 
     def _list_owner(self, frame: PythonFrame, name: str, reads: set[str]) -> tuple[PythonFrame, str]:

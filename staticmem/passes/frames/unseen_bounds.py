@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref
-from staticmem.ops.registry import RING_ATTENTION
-from staticmem.passes.frames.attention_weights import CHANGES_WEIGHTS, PRODUCTS, SOFTMAX, attention_weights
+from staticmem.ops.registry import FREE_PRODUCTS, RING_ATTENTION
+from staticmem.passes.frames.attention_weights import CHANGES_WEIGHTS, SOFTMAX, attention_weights
 from staticmem.passes.frames.policy import Held, Stack, common_depth
 from staticmem.passes.frames.published_names import Decided, call_ends, shared_frames
 from staticmem.passes.lost_gradients import is_published
@@ -202,7 +202,7 @@ def keys_and_values(graph: Graph) -> Set[str]:
         masked = op.base == RING_ATTENTION or (op.base == _ATTENTION and _is_masked(op))
         if masked and _may_cache(op):
             kept.update((second, third))
-        elif op.base in PRODUCTS and _may_cache(op):
+        elif op.base in FREE_PRODUCTS and _may_cache(op):
             keys = _masked_keys(first, maker)
             kept.update((keys, second) if keys else ())
         maker.update(dict.fromkeys(op.outputs, op))
@@ -227,7 +227,7 @@ def _masked_keys(weights: str, maker: dict[str, Op]) -> str:
         op = maker.get(weights)
         if op is None:
             return ""
-        if op.base in PRODUCTS and normed:
+        if op.base in FREE_PRODUCTS and normed:
             keys = op.args[1] if len(op.args) > 1 else None
             return keys.name if masked and isinstance(keys, Ref) else ""
         normed = normed or op.base in SOFTMAX

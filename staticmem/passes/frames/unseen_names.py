@@ -25,7 +25,8 @@ from collections.abc import Iterator
 
 from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.ops import kinds_of
-from staticmem.passes.frames.policy import JOINS, Held, Stack
+from staticmem.ops.registry import JOINS
+from staticmem.passes.frames.policy import Held, Stack
 from staticmem.passes.frames.published_names import LIBRARIES, Decided, call_ends, shared_frames
 from staticmem.passes.frames.unseen_bounds import ends_of_names_in_loops
 

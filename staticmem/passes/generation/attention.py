@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
 from staticmem.ir.record import record
+from staticmem.ops.registry import RESHAPES
 from staticmem.passes.affine import Affine, Knowledge, Mask
 from staticmem.passes.generation.over_keys import ops_over_keys
 from staticmem.passes.generation.reading import argument, not_recognised, ref_name, takes_all
 from staticmem.passes.generation.written import Written, written_attentions
 
 SDPA = "aten::scaled_dot_product_attention"
-_REPEATS = ("aten::reshape", "aten::view", "aten::_unsafe_view", "aten::clone", "aten::expand", "aten::unsqueeze")
+_REPEATS = RESHAPES | {"aten::clone", "aten::expand", "aten::unsqueeze"}
 _VIEWS = ("aten::split", "aten::split_with_sizes", "aten::transpose", "aten::view", "aten::reshape", "aten::slice")
 _LONGEST_CHAIN = 12  # ops of `repeat_kv`, with the slices that some exports write between them
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from staticmem.ir.graph import Arg, Frame, Graph, Op, Ref
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
+from staticmem.ops.registry import LINEARS
 from staticmem.passes.generation.attention import Attention, padding_masks
 from staticmem.passes.generation.caches import END, Held, Layer, Updated
 from staticmem.passes.generation.draft import Draft, readers, renamed
@@ -15,8 +16,6 @@ from staticmem.passes.generation.masks import add_mask, needs_mask
 from staticmem.passes.generation.over_keys import Lengths
 from staticmem.passes.generation.reading import argument, not_recognised, ref_name, takes_all
 from staticmem.passes.masks import without_dead
-
-_PRODUCTS = frozenset({"aten::linear", "aten::matmul", "aten::mm", "aten::addmm"})
 
 
 @record(frozen=True)
@@ -179,7 +178,7 @@ class Forward:
         name = self.graph.outputs[0]
         for _ in range(32):  # casts, soft caps and the like behind the head
             op = self.maker.get(name)
-            if op is None or op.base in _PRODUCTS:
+            if op is None or op.base in LINEARS:
                 break
             name = ref_name(op.args[0])
         head = self.maker.get(name)

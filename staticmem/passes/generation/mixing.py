@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.ir.graph import Graph, Op
+from staticmem.ops.registry import FREE_PRODUCTS
 from staticmem.passes.generation.attention import Attention
 from staticmem.passes.generation.reading import not_recognised, ref_name
 
 _CONVOLUTIONS = frozenset(
     f"aten::{name}" for name in ("conv1d", "conv2d", "convolution", "_convolution", "lstm", "gru", "rnn_tanh")
 )
-_PRODUCTS = frozenset(f"aten::{name}" for name in ("matmul", "bmm", "baddbmm", "einsum"))
 _BY_INDEX = frozenset(f"aten::{name}" for name in ("embedding", "index", "index_select", "gather"))
 
 
@@ -41,7 +41,7 @@ def refuse_other_mixing(graph: Graph, calls: Sequence[Attention]) -> None:
         if not read:
             continue
         hidden.update(op.outputs)
-        if op.base in _CONVOLUTIONS or (op.base in _PRODUCTS and len(read) > 1 and op.name not in products):
+        if op.base in _CONVOLUTIONS or (op.base in FREE_PRODUCTS and len(read) > 1 and op.name not in products):
             raise _mixed(op)
 
 
