@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.torch
 def test_tags_are_those_of_pytorch() -> None:
     torch = pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("op_tags", ROOT / "scripts" / "op_tags.py")
+    spec = importlib.util.spec_from_file_location("op_tags", ROOT / "scripts" / "releases" / "op_tags.py")
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)

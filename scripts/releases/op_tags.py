@@ -1,6 +1,6 @@
 """What PyTorch says of its own ops: staticmem/ops/tags.json.
 
-    python scripts/op_tags.py > staticmem/ops/tags.json    # with torch
+    python scripts/releases/op_tags.py > staticmem/ops/tags.json    # with torch
 
 Tags are those of `torch.Tag` (aten/src/ATen/native/tags.yaml) that stages ask for. "view" is no tag: by the schema of
 such an op a result aliases an argument that is not written to. An op has what any of its overloads has.
