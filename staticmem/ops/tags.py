@@ -1,9 +1,9 @@
 """What PyTorch says of its own ops, and the sets of ops that its stages name.
 
 `tagged("pointwise")` has the targets without overload of ATen ops whose native function has that tag. `tags.json` has
-them, from PyTorch itself (`scripts/releases/op_tags.py`); it is read when the first tag is asked for. A set that differs from a
-tag on purpose is a tag and a named difference here, with its reason. What an op is to the rules is its kind
-(`ops.registry`): a family says that of its ops.
+them, from PyTorch itself (`scripts/releases/op_tags.py`); it is read when the first tag is asked for. A set that
+differs from a tag on purpose is a tag and a named difference here, with its reason. What an op is to the rules is its
+kind (`ops.registry`): a family says that of its ops.
 """
 
 from __future__ import annotations
