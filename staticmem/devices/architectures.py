@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from staticmem.devices.gpus import Gpu
 from staticmem.ir.record import record
+from staticmem.ops.attention import PADDED_HEADS
 from staticmem.version import cuda_of_build, torch_release
 
 Capability = tuple[int, int]
@@ -81,7 +82,8 @@ def computes_in_bfloat16(card: Gpu) -> bool:
 class Needs:
     """What a step needs of a chip: whether it computes in bfloat16, by autocast or otherwise, whether it runs code of
     torch.compile, and such code in bfloat16, and a kernel of it that PyTorch has in bfloat16 from compute capability
-    8.0 on alone, empty for none.
+    8.0 on alone, empty for none; which heads of attention in other types have another kernel before that
+    (`ops.attention.PADDED_HEADS`, `ANY_HEADS`).
     """
 
     bfloat16: bool = False
@@ -89,6 +91,7 @@ class Needs:
     compiled: bool = False
     compiled_bfloat16: bool = False
     fused: str = ""
+    attention: str = ""
 
 
 @record(frozen=True)
@@ -132,6 +135,8 @@ def _refused(chip: Capability, release: tuple[int, int], needs: Needs) -> str:
     """What PyTorch raises an error for, or runs as another step than the one that was predicted."""
     if needs.compiled and chip < _FIRST_WITH_TRITON:
         return "torch.compile writes kernels in Triton, which needs compute capability 7.0"
+    if chip < _BFLOAT16 and needs.attention:
+        return _other_attention(chip, needs.attention)
     if chip >= _BFLOAT16 or not needs.bfloat16:
         return ""
     name = f"{release[0]}.{release[1]}"
@@ -147,6 +152,19 @@ def _refused(chip: Capability, release: tuple[int, int], needs: Needs) -> str:
             f"PyTorch has {needs.fused} in bfloat16 from compute capability 8.0 on: {other}, which takes other memory"
         )
     return ""
+
+
+def _other_attention(chip: Capability, heads: str) -> str:
+    """That attention runs another kernel than the one that was predicted."""
+    if heads == PADDED_HEADS:
+        flash = "PyTorch pads heads of attention to a multiple of 8 from compute capability 8.0 on alone"
+        math = f"{flash}: --sdpa math is what it runs, which takes more memory"
+        # before tensor cores the memory-efficient kernel takes such heads (sdp_utils.cpp, `minimum_gemm_alignment`)
+        return math if chip >= (7, 0) else f"{flash}: it runs the memory-efficient kernel, which takes other memory"
+    return (
+        "before compute capability 8.0 PyTorch's memory-efficient attention takes heads of any size in float32: it "
+        "runs in place of the math kernel that was predicted, and takes less memory"
+    )
 
 
 def _build_for(chip: Capability, torch: str) -> Iterable[tuple[str, str]]:

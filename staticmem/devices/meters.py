@@ -30,6 +30,7 @@ from staticmem.engine.step import StepResult
 from staticmem.frontends.recent import Recent
 from staticmem.ir.dtypes import bfloat16
 from staticmem.ir.record import record
+from staticmem.ops.attention import ANY_HEADS, PADDED_HEADS
 from staticmem.ops.registry import FROM_AMPERE
 from staticmem.units import Band
 
@@ -219,7 +220,7 @@ def needs_of(result: StepResult) -> Needs:
     """What a step needs of a chip."""
     buffers, names = result.trace.buffers, result.trace.kernels.names
     if not any(form.dtype is bfloat16 for form in set(buffers.forms)):
-        return Needs(compiled=result.runs_triton)
+        return Needs(compiled=result.runs_triton, attention=_attention_of(result))
     of_ampere = {index for index, name in enumerate(names) if name in FROM_AMPERE}
     fused = ""
     for kernel, form in zip(buffers.kernels, buffers.forms, strict=True) if of_ampere else ():
@@ -235,7 +236,14 @@ def needs_of(result: StepResult) -> Needs:
             if kind == "parameter"
         )
     )
-    return Needs(True, result.autocast is bfloat16, result.runs_triton, half, fused)
+    any_heads = ANY_HEADS if _attention_of(result) == ANY_HEADS else ""  # padded ones are of `fused` here
+    return Needs(True, result.autocast is bfloat16, result.runs_triton, half, fused, any_heads)
+
+
+def _attention_of(result: StepResult) -> str:
+    """Which heads of attention decide that cards before compute capability 8.0 run another kernel; empty for none."""
+    reasons = [why for _, why in result.choices]
+    return next((heads for heads in (PADDED_HEADS, ANY_HEADS) if any(why.endswith(heads) for why in reasons)), "")
 
 
 def standing_on(result: StepResult, device: Device, needs: Needs | None = None) -> Standing:

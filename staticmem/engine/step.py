@@ -68,6 +68,7 @@ class StepResult:
     compiled: CompiledStep | None = None
     autocast: DType | None = None
     runs_triton: bool = False  # code of torch.compile, of the model or of the optimizer
+    choices: frozenset[tuple[str, str]] = frozenset()  # of kernels: what was chosen, and why
 
 
 def run_step(
@@ -596,4 +597,5 @@ class _Step:
             compiled=compiled,
             autocast=scenario.amp,
             runs_triton=bool(scenario.compile) or scenario.compile_optimizer,
+            choices=frozenset(self.e.choices),
         )

@@ -128,6 +128,9 @@ def _refusal(
     return None
 
 
+_UNALIGNED = ("efficient takes heads of a multiple", "efficient was asked for, but takes heads of a multiple")
+
+
 def _refusal_of(
     kernel: str, q: Operand, k: Operand, v: Operand, mask: Operand | None, dropout_p: float, causal: bool, grad: bool,
     mask_grad: bool,
@@ -180,7 +183,8 @@ def scaled_dot_product_attention(
         why_not = refusal(e.sdpa, *given)
         asked = "asked for" if e.torch >= DEFAULTS_CHANGED else "asked for, or before PyTorch 2.0"
         choice = Choice(e.sdpa, asked) if why_not is None else Choice(choice.kernel, why_not)
-    e.choices[f"scaled_dot_product_attention runs its {choice.kernel} kernel", choice.reason] += 1
+    reason = choice.reason + _before_ampere(choice, query)
+    e.choices[f"scaled_dot_product_attention runs its {choice.kernel} kernel", reason] += 1
     if choice.kernel == "math":
         return _math(e, query, key, value, attn_mask, dropout_p, is_causal)
     if choice.kernel == "efficient":
@@ -190,6 +194,21 @@ def scaled_dot_product_attention(
         query, key, value = (pad(e, t, (0, 8 - head % 8)) for t in (query, key, value))
         return slice_(e, _fused(e, query, key, value, attn_mask, choice.kernel), -1, 0, head)
     return _fused(e, query, key, value, attn_mask, choice.kernel)
+
+
+# What is added to the reason of a choice where cards before compute capability 8.0 run another kernel, which takes
+# other memory (sdp_utils.cpp: `check_flash_attention_hardware_support`, `minimum_gemm_alignment`). The
+# memory-efficient kernel refuses heads that flash pads, in half precision from 7.0 on; in float32 it takes any there.
+PADDED_HEADS = "; before compute capability 8.0 no kernel pads heads"
+ANY_HEADS = "; before compute capability 8.0 efficient takes heads of any size"
+
+
+def _before_ampere(choice: Choice, query: Tensor) -> str:
+    if choice.kernel == "flash" and query.shape[-1] % 8:
+        return PADDED_HEADS
+    if choice.kernel == "math" and query.dtype is dtypes.float32 and choice.reason.startswith(_UNALIGNED):
+        return ANY_HEADS
+    return ""
 
 
 def _float_mask(e: Eager, mask: Tensor, query: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,37 @@ def test_bfloat16_is_emulated_before_ampere() -> None:
     assert "Triton of PyTorch 2.3" in standing(CARDS["t4"], "2.3", compiled).obstacle
     assert "leaves code in bfloat16 uncompiled" in standing(CARDS["t4"], "2.13", compiled).obstacle
     assert standing(CARDS["l4"], "2.13", compiled) == Standing()
+
+
+@pytest.mark.torch
+def test_heads_of_attention_that_old_cards_run_in_another_kernel() -> None:
+    """Sources are in `ops.attention`."""
+    torch = pytest.importorskip("torch")
+    import staticmem
+
+    class Heads(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.width, self.project = width, torch.nn.Linear(16, 3 * width)
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.project(x).view(*x.shape[:2], 3, 1, self.width).permute(2, 0, 3, 1, 4)
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    def obstacle(width: int, gpu: str, **words: Any) -> str:
+        report = staticmem.analyze(Heads(width), (torch.empty(2, 8, 16, device="meta"),), gpu=gpu, loss="mean", **words)
+        assert report.gpu is not None
+        return report.gpu.obstacle
+
+    assert "--sdpa math is what it runs" in obstacle(12, "t4", amp="fp16")
+    assert "memory-efficient kernel" in obstacle(12, "gtx-1080-ti", dtype="fp16")
+    assert "in place of the math kernel" in obstacle(6, "v100-16gb")
+    assert "fused attention in bfloat16" in obstacle(12, "t4", amp="bf16")
+    for width, gpu, words in (
+        (16, "t4", {"amp": "fp16"}), (12, "a10", {"amp": "fp16"}), (12, "t4", {"amp": "fp16", "sdpa": "math"}),
+        (12, "t4", {}), (6, "a10", {}), (6, "t4", {"sdpa": "math"}),
+    ):  # fmt: skip
+        assert obstacle(width, gpu, **words) == ""
 
 
 def sized(**words: object) -> Sizing:
