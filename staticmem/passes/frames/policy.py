@@ -29,10 +29,8 @@ The two are the band of a peak; docs/accuracy.md says how far `expected` is off.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, bases_of
 from staticmem.ops.registry import CONCATENATIONS, FREE_PRODUCTS, JOINS, RING_ATTENTION
@@ -106,6 +104,7 @@ class _Variables:
         self.last_readers: dict[str, Op] = {}  # of what ops make
         self.shared: set[str] = set()  # what more than one op reads
         self.later_arguments: set[str] = set()  # what enters a module call after its first value from outside
+        self.results: dict[Stack, set[str]] = {}  # of module calls: what their callers read
         self.candidates: dict[str, None] = {}  # what an op of the rules makes or reads, or crosses modules
         producers, readers, shared, candidates = self.producers, self.last_readers, self.shared, self.candidates
         first: dict[Stack, str] = {}
@@ -129,6 +128,8 @@ class _Variables:
                     continue
                 candidates[name] = None
                 depth = common_depth(outer, inner)
+                if depth < len(outer):
+                    self.results.setdefault(outer[: depth + 1], set()).add(name)
                 later = depth < len(inner) and first.setdefault(inner[: depth + 1], name) != name
                 # a module that reads what it returned from its previous call: the name takes the new result
                 if later and (depth >= len(outer) or outer[depth].path != inner[depth].path):
@@ -258,16 +259,7 @@ class _Variables:
         """
         call = self.producers[name].modules[: len(op.modules) + 1]
         path, _, number = call[-1].path.rpartition(".")
-        return path if number.isdigit() and op.base == "aten::add" and self._results_of_calls[call] == 1 else ""
-
-    @cached_property
-    def _results_of_calls(self) -> Counter[Stack]:
-        """How many values each module call made that are read after it."""
-        results: Counter[Stack] = Counter()
-        for name, reader in self.last_readers.items():
-            modules = self.producers[name].modules
-            results.update(modules[: depth + 1] for depth in range(common_depth(modules, reader.modules), len(modules)))
-        return results
+        return path if number.isdigit() and op.base == "aten::add" and len(self.results[call]) == 1 else ""
 
     def _is_childs(self, name: str, op: Op) -> bool:
         """A result of a module that the op's module calls, which nothing else reads."""

@@ -95,7 +95,7 @@ class _Names:
         own = len(reader.modules) == level + 1
         if any(".pop(" in line.text for line in reader.stack):  # what a line takes off a list has no name
             return None
-        if own and _is_first(name, reader) and reader.base in _STEPS:
+        if own and reader.base in _STEPS and reader.args[:1] == (Ref(name),):
             return None
         if own and reader.base in JOINS and len(statements) == 1:
             return returned if self._is_second_part(name, origin, reader, level) else None
@@ -111,7 +111,8 @@ class _Names:
         ops = self.graph.ops
         if len(ops[origin].modules) != level + 1 or "view" in kinds_of(ops[origin].base) or len(ops[call].outputs) != 1:
             return False
-        if self._continues_call(ops[origin], level):
+        sources = [self.maker[name] for name in ops[origin].refs() if name in self.maker]
+        if len(sources) == 1 and len(ops[sources[0]].modules) > level + 1:  # an activation of what a call returned
             return False
         readers = self.readers.get(ops[call].outputs[0], [])
         step = ops[readers[0]] if len(readers) == 1 else None
@@ -119,12 +120,6 @@ class _Names:
             return False
         first = step.refs()[0]
         return first != ops[call].outputs[0] and self.maker.get(first, -1) < origin
-
-    def _continues_call(self, op: Op, level: int) -> bool:
-        """Whether an op of the frame reads but what a call returned: `self.fc2(gelu(self.fc1(x)))` names neither, and
-        `h = gelu(h); h = self.fc2(h)` assigns one name again."""
-        sources = [self.maker[name] for name in op.refs() if name in self.maker]
-        return len(sources) == 1 and len(self.graph.ops[sources[0]].modules) > level + 1
 
     def _inline(self) -> dict[str, int]:
         """What the frame had a name for when a statement began that ends with an activation: `x = relu(norm(conv(x)))`
@@ -204,7 +199,3 @@ class _Names:
         if len(parts) != 2 or parts[1] != name or len(maker.modules) != level + 1 or source is None:
             return False
         return maker.base in _PADS and self.maker.get(parts[0], -1) < self.maker[source]
-
-
-def _is_first(name: str, op: Op) -> bool:
-    return bool(op.args) and isinstance(op.args[0], Ref) and op.args[0].name == name
