@@ -20,15 +20,15 @@ def names(packets: Any) -> set[str]:
 @pytest.mark.torch
 def test_lists_are_those_of_pytorch() -> None:
     partitioners: Any = pytest.importorskip("torch._functorch.partitioners")
-    torch: Any = pytest.importorskip("torch")
-    assert torch.ops.aten._conj_physical  # the lists have of private ops those that something has asked for
+    # PyTorch keeps these lists, and has of private ops in them those that something had asked for before
+    private = {"aten::_conj_physical"}
     types = partitioners.get_default_op_list()
-    assert names(types.recomputable_ops) == op_types.RECOMPUTABLE - {GETITEM}
-    assert names(types.fusible_ops) == op_types.FUSIBLE - {GETITEM}
+    assert private | names(types.recomputable_ops) == op_types.RECOMPUTABLE - {GETITEM}
+    assert private | names(types.fusible_ops) == op_types.FUSIBLE - {GETITEM}
     assert names(types.view_ops) == op_types.VIEWS
     assert names(types.random_ops) == op_types.RANDOM
     assert names(types.compute_intensive_ops) == op_types.COMPUTE_INTENSIVE
-    assert names(partitioners.pointwise_ops()) == tags.partitioner_pointwise()
+    assert private | names(partitioners.pointwise_ops()) == tags.partitioner_pointwise()
 
 
 @pytest.mark.torch
