@@ -113,7 +113,8 @@ def _of_code(kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
 def _advice(message: str, device: str, exporter: str) -> str | None:
     """What to do where neither graph nor recording could be made; None: the error's own hint says it."""
     reads = re.search(r"data-dependent|DataDependent|\.numpy\(\)|\.item\(\)", message)
-    if device == "meta" and (exporter == "torchscript" or not reads):
+    needs_values = re.search(r"\bmeta\b|Meta|Could not run|NotImplementedError|no data|has no storage", message)
+    if device == "meta" and (exporter == "torchscript" or (needs_values and not reads)):
         return "On the meta device tensors have no values, and all have to be there: try --device cpu."
     if reads:
         return "The code reads values, which torch.export never has: try --exporter torchscript --device cpu."

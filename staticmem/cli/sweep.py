@@ -103,7 +103,10 @@ def sweep(args: argparse.Namespace) -> int:
     _warn_of_idle_options(configurations)
     with Progress("configurations", args.quiet) as bar:
         if args.max_batch or args.max_dim is not None:
-            result = with_largest(configurations, cards, asked_largest(args), jobs=args.jobs, progress=bar.update)
+            grown = asked_largest(args)
+            result = with_largest(configurations, cards, grown, jobs=args.jobs, progress=bar.update)
+            if len(result.rows) < len(configurations):
+                sys.stderr.write(f"warning: sizes of {grown.name} are not used: {grown.flag} looks for it [SM302]\n")
         else:
             result = run(configurations, cards, args.meter, jobs=args.jobs, progress=bar.update)
     errors = [row.error for row in result.rows if row.error is not None]

@@ -245,7 +245,14 @@ def unsaid_text(report: Report) -> str:
 
 def next_step(report: Report) -> str:
     """What to ask next, by the answer."""
-    return " ".join(filter(None, (unsaid_text(report), _next_verb(report))))
+    return " ".join(filter(None, (unsaid_text(report), _next_verb(report), _other_engine(report))))
+
+
+def _other_engine(report: Report) -> str:
+    """Of an ONNX file in inference: the figures are those of PyTorch, and many run such files elsewhere."""
+    if report.model.format != "onnx" or report.scenario.mode != "infer":
+        return ""
+    return "The figures are PyTorch's: --runtime onnxruntime --provider cuda has those of the ONNX Runtime."
 
 
 def _next_verb(report: Report) -> str:

@@ -84,8 +84,8 @@ def _numbered(path: str) -> str:
 
 
 def last_layer(graph: Graph) -> str:
-    """The path of the last module with parameters that the forward runs: the head; empty where there is none."""
-    owners = {p.value.name: p.fqn.rpartition(".")[0] for p in graph.parameters}
+    """The path of the last module with trained parameters that the forward runs; empty where there is none."""
+    owners = {p.value.name: p.fqn.rpartition(".")[0] for p in graph.parameters if p.trainable}
     for op in reversed(graph.ops):
         for name in op.refs():
             if owners.get(name):

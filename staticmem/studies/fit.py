@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from staticmem.devices.architectures import computes_in_bfloat16
 from staticmem.devices.sizing import TIGHT
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.parallel.rank import on_one_device
@@ -121,10 +120,10 @@ class _Search:
         yield change
         study = self.bench.study
         if PRECISION in allowed:
-            lever = next(precision_levers(self.request), None)  # the other casts the weights too
+            # the first: the other casts the weights too
+            lever = next(precision_levers(self.request, self.card, training=True), None)
             if lever is not None:
-                options = self._of_card(lever.options)
-                change = change.and_then(options, f"autocast to {options['amp']}", NUMERICS)
+                change = change.and_then(lever.options, f"autocast to {lever.options['amp']}", NUMERICS)
                 yield change
         if OPTIMIZER in allowed:
             name = f"{self.request.optimizer}-8bit"
@@ -137,12 +136,6 @@ class _Search:
                 if not lever.options.get("quantize"):
                     change = change.and_then(lever.options, lever.does, TRAINING)
                     yield change
-
-    def _of_card(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Mixed precision in the type that the card has."""
-        if computes_in_bfloat16(self.card):
-            return options
-        return {"amp": "fp16", "grad_scaler": True}
 
     def _checkpointed(self, change: _Change) -> Iterator[_Change]:
         yield change

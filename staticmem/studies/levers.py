@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from staticmem.devices.architectures import computes_in_bfloat16
+from staticmem.devices.gpus import Gpu
 from staticmem.errors import StaticmemError
 from staticmem.ir.graph import Graph
 from staticmem.liveness.held_outputs import added_by_held_outputs
@@ -82,7 +84,8 @@ def levers(
 
 def candidates(study: Study) -> Iterator[Lever]:
     request, scenario = study.request, study.scenario
-    yield from precision_levers(request)
+    card = study.device.gpu
+    yield from precision_levers(request, card, scenario.training)
     if not request.compile and not request.on_ranks:
         note = "the first step takes minutes longer; what is saved is in docs/compile.md"
         yield Lever("torch.compile(model)", {"compile": (WHOLE,)}, SAME, note)
@@ -114,10 +117,23 @@ def candidates(study: Study) -> Iterator[Lever]:
         yield Lever("channels_last", {"channels_last": True}, SAME, "workspaces of convolutions")
 
 
-def precision_levers(request: Request) -> Iterator[Lever]:
-    if request.dtype is None and request.amp in (None, "none"):
-        yield Lever("mixed precision (autocast to bf16)", {"amp": "bf16"}, NUMERICS)
+def precision_levers(request: Request, card: Gpu, training: bool) -> Iterator[Lever]:
+    """In the 16-bit type that the card computes in. A model that is float16 as a whole does not train."""
+    if request.dtype is not None or request.amp not in (None, "none"):
+        return
+    autocast = autocast_on(card, training)
+    yield Lever(f"mixed precision (autocast to {autocast['amp']})", autocast, NUMERICS)
+    if computes_in_bfloat16(card):
         yield Lever("the whole model in bf16", {"dtype": "bf16"}, NUMERICS, "weights and optimizer state too")
+    elif not training:
+        yield Lever("the whole model in fp16", {"dtype": "fp16"}, NUMERICS, "weights too")
+
+
+def autocast_on(card: Gpu, training: bool) -> dict[str, Any]:
+    """Mixed precision in the type that the card computes in; gradients in float16 are scaled."""
+    if computes_in_bfloat16(card):
+        return {"amp": "bf16"}
+    return {"amp": "fp16", "grad_scaler": True} if training else {"amp": "fp16"}
 
 
 def checkpoint_levers(study: Study) -> Iterator[Lever]:
@@ -133,8 +149,9 @@ def checkpoint_levers(study: Study) -> Iterator[Lever]:
             options = {"checkpoint": (block.selector,), "checkpoint_every": groups}
             yield Lever(f"checkpoint {groups} of {_called(block.selector)} together", options, SAME)
         if request.amp in (None, "none") and request.dtype is None:
-            options = {"amp": "bf16", "checkpoint": (block.selector,)}
-            yield Lever(f"autocast to bf16, and checkpoint every {_called(block.selector)}", options, NUMERICS)
+            autocast = autocast_on(study.device.gpu, True)
+            does = f"autocast to {autocast['amp']}, and checkpoint every {_called(block.selector)}"
+            yield Lever(does, {**autocast, "checkpoint": (block.selector,)}, NUMERICS)
     yield Lever("checkpoint_sequential in sqrt(n) segments", {"checkpoint_segments": "sqrt"}, SAME)
 
 
