@@ -139,7 +139,8 @@ def test_sweep_with_cards(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 fit l4" in last or "2 fit l4" in last
     out, _ = said(capsys, *words, "--gpu", "2GiB", "--meter", "live")
     assert "may fit" in out
-    out, _ = said(capsys, *words, "--gpu", "2GiB", "--max-batch")
+    out, err = said(capsys, *words, "--gpu", "2GiB", "--max-batch")
+    assert "sizes of batch are not used: --max-batch looks for it [SM302]" in err
     assert "max batch" in out.split("\n\n")[1].splitlines()[0]
     _, err = said(capsys, *words, "--max-batch", code=2)
     assert "needs a GPU" in err

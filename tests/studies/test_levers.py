@@ -235,3 +235,18 @@ def test_a_compiled_step_can_have_a_budget() -> None:
     assert half.flags == "--activation-memory-budget 0.5"
     with pytest.raises(UsageError, match="needs --compile"):
         _ = study.ask(Request(batch=4, optimizer="sgd", activation_memory_budget=0.5)).scenario
+
+
+@pytest.mark.parametrize(("card", "words"), [("t4", {"fp16"}), ("l4", {"bf16"})])
+def test_half_precision_is_that_of_the_card(card: str, words: set[str]) -> None:
+    """A T4 has no arithmetic in bfloat16."""
+    for asked in ({"optimizer": "adam"}, {"mode": "infer"}):
+        rows = levers(Study.open(RESNET, Request(batch=16, gpu=card, **asked)), gpu=card).rows  # type: ignore[arg-type]
+        flags = [row.flags.split() for row in rows]
+        named = {one[at + 1] for one in flags for at, word in enumerate(one) if word in ("--amp", "--dtype")}
+        assert named == words
+
+
+def test_the_last_layer_is_one_that_is_trained() -> None:
+    study = Study.open(RESNET, Request(batch=16, optimizer="adam", freeze="^fc"))
+    assert last_layer(study.result.graph) == "layer4.1.bn2"
