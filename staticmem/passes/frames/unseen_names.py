@@ -65,7 +65,7 @@ class _Names:
         self.readers: dict[str, list[int]] = {}
         for index, op in enumerate(graph.ops):
             for name in op.refs():
-                if name in self.maker:
+                if self.maker.get(name, index) < index:  # a damaged file may read what comes later
                     self.readers.setdefault(name, []).append(index)
 
     def ends(self) -> dict[str, int]:
