@@ -209,8 +209,10 @@ class LiveBand:
         move the peak."""
         graph, scenario = self.graph, self.scenario
         halved, of_cast = self._with_dtype_of_autocast(graph), self._ends_of_cast(graph)
+        longer = self._with_last_turns(graph)
         every = scenario.training and (
             self._has_functions()
+            or longer is not None
             or has_open_regions(graph, scenario.amp is not None)
             or halved is not None
             or of_cast is not None
@@ -226,6 +228,8 @@ class LiveBand:
         if of_cast is not None:
             lowest, highest = (self._ends_of_cast(end) or of_cast for end in ends)
             ends = lowest[0], highest[1]
+        if longer is not None:
+            ends = ends[0], self._with_last_turns(ends[1]) or longer
         early = every or (scenario.training and self._may_release_early()) or self._holds_otherwise("last-use")
         late = every or self._holds_otherwise("most")
         policies = ["last-use" if early else "expected", "most" if late else "expected"]
@@ -242,6 +246,12 @@ class LiveBand:
         from staticmem.passes.open_dtypes import with_dtype_of_autocast
 
         return with_dtype_of_autocast(graph, self.scenario.amp)
+
+    def _with_last_turns(self, graph: Graph) -> Graph | None:
+        """The graph with what exporters may have dropped from the last turns of loops; None where there is none."""
+        from staticmem.passes.last_turns import with_last_turns
+
+        return with_last_turns(graph)
 
     def _ends_of_cast(self, graph: Graph) -> tuple[Graph, Graph] | None:
         """The graphs with the least and the most that casts may be where the model is cast to 16 bits as a whole."""
