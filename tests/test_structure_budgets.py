@@ -14,7 +14,7 @@ from staticmem.ops.registry import rules
 from staticmem.scenario.strategies import STRATEGIES
 
 PACKAGE = Path(staticmem.__file__).parent
-ROOT = PACKAGE.parent
+ROOT = Path(__file__).parents[1]
 
 TABLES_OF_OPS = 105  # module-level constants outside of ops/ that list three or more ops; aim: 40
 FILES_OF_STRATEGIES = 4  # that name a strategy of several GPUs
