@@ -305,6 +305,8 @@ def _meant_by_driver(query: str, gpus: Mapping[str, Gpu]) -> Gpu | None:
     short = {word for slug in gpus for word in _split_name(slug)} | {"gb"}
     brands = {word for word in named if word.isalpha()} - short
     asked = [word for word in _split_name(named_by_driver(query)) if word not in brands]
+    if all(word.isdigit() for word in asked):
+        return None
     full = [slug for slug, gpu in gpus.items() if set(asked) == {*_split_name(gpu.name)} - brands]
     if len(full) == 1:
         return gpus[full[0]]

@@ -114,7 +114,7 @@ def step_name(report: Report) -> str:
         if scenario.compile_mode != "default":
             parts[-1] += f" ({scenario.compile_mode})"
     if scenario.parallel is not None:
-        parts.append(f"{STRATEGIES[scenario.parallel].title}, one of {scenario.devices} devices")
+        parts.append(f"{_title(scenario.parallel)}, one of {scenario.devices} devices")
     if scenario.expert_parallel is not None:
         parts.append(f"experts over {scenario.expert_parallel} ranks")
     if scenario.context_parallel is not None:
@@ -241,6 +241,11 @@ def unsaid_text(report: Report) -> str:
     named = " and ".join(what for what, _ in open_facts)
     flags = " ".join(flag for _, flag in open_facts)
     return f"The file does not say {named}, so the band begins low. If there is none of it, add {flags}."
+
+
+def _title(strategy: str) -> str:
+    """How a strategy is written; one that a saved report of another version names stays as it is."""
+    return STRATEGIES[strategy].title if strategy in STRATEGIES else strategy
 
 
 def next_step(report: Report) -> str:

@@ -55,7 +55,7 @@ def test_sizes_that_the_user_chose_are_not_the_files(tmp_path: Path) -> None:
     error = refusal(saved(tmp_path, 2, "features"), dims={"features": 3})
     assert error.code == "SM118"
     assert "checker" not in error.why
-    assert "choose sizes that fit it" in error.hint
+    assert "choose others" in error.hint
 
 
 def test_what_cannot_be_checked_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,9 +151,11 @@ class _Names:
         ops = self.graph.ops
         began = name
         while name in self.maker and len(ops[self.maker[name]].modules) > level + 1:
-            call = ops[self.maker[name]].modules[: level + 2]
+            place = self.maker[name]
             began = name
-            name = self._first_read(call)
+            name = self._first_read(ops[place].modules[: level + 2])
+            if self.maker.get(name, -1) >= place:  # a file may read what comes later: that leads nowhere
+                return None
         origin = self.maker.get(name)
         if began == name or origin is None or len(ops[origin].modules) < level + 1 or self.shared[name] != level + 1:
             return None
