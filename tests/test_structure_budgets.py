@@ -21,7 +21,7 @@ FILES_OF_STRATEGIES = 4  # that name a strategy of several GPUs
 SKIPS_OF_FORMAT = 251  # aim: 40
 NESTED_CONDITIONALS = 49  # conditional expressions within one another; aim: 0
 LINES = 98_900  # of the package; aim: 88,000
-WALK = {"files": 186, "functions": 1_778, "switches": 310}  # of one request; aim: 150, 1,500, 200
+WALK = {"files": 186, "functions": 1_777, "switches": 310}  # of one request; aim: 150, 1,500, 200
 
 
 @cache

@@ -49,21 +49,23 @@ def with_history(e: Eager, function: CustomFunction, env: dict[str, Any]) -> tup
 
 
 def _not_recorded(name: str) -> ModelFileError:
-    return ModelFileError(
-        f"the training step of this model cannot be predicted: {name[:80]} has a backward that was not recorded",
+    return _no_training(
+        f"{name[:80]} has a backward that was not recorded",
         "It needs data, or runs autograd with create_graph=True or for tensors that are no leaves.",
         "A file of torch.export.export or torch.onnx.export without a recording has a peak with a band.",
-        code="SM176",
     )
 
 
 def _without_gradient(name: str) -> ModelFileError:
-    return ModelFileError(
-        f"the training step of this model cannot be predicted: a result of {name[:80]} gets no gradient",
+    return _no_training(
+        f"a result of {name[:80]} gets no gradient",
         "It calls ctx.set_materialize_grads(False), and its backward was recorded with gradients of all results.",
         "Analyse the model without set_materialize_grads. Inference can be predicted as it is.",
-        code="SM176",
     )
+
+
+def _no_training(reason: str, why: str, hint: str) -> ModelFileError:
+    return ModelFileError(f"the training step of this model cannot be predicted: {reason}", why, hint, code="SM176")
 
 
 def unpredictable(what: str) -> ModelFileError:
@@ -85,12 +87,7 @@ def unpredictable(what: str) -> ModelFileError:
     if what == written.SCRIPTED:
         why = "TorchScript writes a backward of its own for it and fuses ops, which no recording says."
         hint = "Set PYTORCH_JIT=0, in the step too, or take the decorator away. Inference can be predicted as it is."
-    return ModelFileError(
-        f"the training step of this model cannot be predicted: {reason}",
-        why,
-        hint,
-        code="SM176",
-    )
+    return _no_training(reason, why, hint)
 
 
 def _formula(

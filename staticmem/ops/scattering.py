@@ -238,9 +238,7 @@ def scatter_reduce(
     """Saves input, index, source and result; of a sum the old value gets the whole gradient, the source its elements.
     A mean counts the elements, a maximum or minimum finds them again: up to seven tensors of their sizes."""
     out = e.empty_like(self, kernel="aten.scatter_reduce.two")
-    kernels = _Kernels("gather", "scatter_add", "scatter", True)
-    formula = Formula((0, 1), _gradients_of_reduction(self, src, out, reduce, include_self, kernels))
-    e.record("ScatterReduceBackward0", out, [self, src], [formula], [index, self, src, out])
+    _record_scatter(e, out, self, self, index, src, (reduce, include_self))
     return out
 
 
@@ -251,10 +249,17 @@ def scatter_reduce_(
     """In place, on a clone that is saved where a gradient is needed; else as `scatter_reduce`."""
     original = clone_for_backward(e, self, self, src) or self
     out = inplace(e, self, "aten.scatter_reduce_.two")
-    kernels = _Kernels("gather", "scatter_add", "scatter", True)
-    formula = Formula((0, 1), _gradients_of_reduction(original, src, out, reduce, include_self, kernels))
-    e.record("ScatterReduceBackward0", out, [self, src], [formula], [index, original, src, out])
+    _record_scatter(e, out, self, original, index, src, (reduce, include_self))
     return out
+
+
+def _record_scatter(
+    e: Eager, out: Tensor, self: Tensor, original: Tensor, index: Tensor, src: Tensor, how: tuple[str, bool]
+) -> None:
+    """The node of a reduction of elements; `original` has what was in `self` before."""
+    kernels = _Kernels("gather", "scatter_add", "scatter", True)
+    formula = Formula((0, 1), _gradients_of_reduction(original, src, out, *how, kernels))
+    e.record("ScatterReduceBackward0", out, [self, src], [formula], [index, original, src, out])
 
 
 @rule("index_reduce")

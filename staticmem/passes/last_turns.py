@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from staticmem.ir.graph import Arg, Graph, Op, Ref
-from staticmem.passes.frames.policy import Stack
+from staticmem.ir.graph import Graph, Op, Ref
+from staticmem.passes.edit import reading_instead
+from staticmem.passes.frames.policy import Stack, general_path
 
 _FEWEST_TURNS = 3  # two whole ones show what a turn is
 
@@ -71,9 +72,7 @@ def _missing(
         if len(op.modules) != depth:  # a module that does not run: its parameters are unread
             return 0, []
         outputs = tuple(f"{name} of the last turn" for name in op.outputs)
-        args = tuple(_with_names(arg, own) for arg in op.args)
-        kwargs = {word: _with_names(arg, own) for word, arg in op.kwargs.items()}
-        added.append(replace(op, name=outputs[0], args=args, kwargs=kwargs, outputs=outputs, clears=False))
+        added.append(replace(reading_instead(op, own), name=outputs[0], outputs=outputs, clears=False))
         own.update(zip(op.outputs, outputs, strict=True))
     return end, added
 
@@ -86,11 +85,5 @@ def _reads_the_same(op: Op, given: Op, own: Mapping[str, str]) -> bool:
 def _key(op: Op) -> tuple[object, ...]:
     """What an op of a turn has in common with that of another turn."""
     numbers = tuple(arg for arg in op.args if not isinstance(arg, Ref | tuple))
-    paths = tuple(".".join("*" if part.isdigit() else part for part in f.path.split(".")) for f in op.modules)
+    paths = tuple([general_path(frame.path) for frame in op.modules])
     return op.target, numbers, paths, len(op.refs()), len(op.outputs)
-
-
-def _with_names(arg: Arg, names: Mapping[str, str]) -> Arg:
-    if isinstance(arg, Ref):
-        return Ref(names.get(arg.name, arg.name))
-    return tuple(_with_names(each, names) for each in arg) if isinstance(arg, tuple) else arg

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from staticmem.ir.graph import Frame, Graph, Note, Op
 from staticmem.passes.edit import reading_instead
-from staticmem.passes.frames.policy import Stack, common_depth
+from staticmem.passes.frames.policy import Stack, common_depth, general_path
 
 
 @dataclass(slots=True)
@@ -68,16 +68,12 @@ def _is_merged(maker: Op, reader: Op, depth: int, calls: _Calls) -> bool:
     if len(maker.modules) <= depth or len(reader.modules) <= depth or len(maker.outputs) != 1:
         return False
     first, later = maker.modules[depth], reader.modules[depth]
-    if first.path == later.path or _general(first.path) != _general(later.path):
+    if first.path == later.path or general_path(first.path) != general_path(later.path):
         return False
     own, other = maker.modules[: depth + 1], reader.modules[: depth + 1]
     inputs = maker.refs()
     is_inner = maker.outputs[0] in calls.reads[own] and len(calls.makes[own]) > 1
     return bool(inputs) and is_inner and calls.makes[own].isdisjoint(inputs) and calls.reads[other].issuperset(inputs)
-
-
-def _general(path: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def _within(modules: Stack, call: Stack) -> Stack:

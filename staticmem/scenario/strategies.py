@@ -58,7 +58,7 @@ class StrategyFacts:
     @property
     def runs_parts(self) -> bool:
         """Whether its ranks run parts of layers, or some of the layers."""
-        return SAMPLES not in self.divides
+        return not self.shares_samples
 
     @property
     def divides_parameters(self) -> bool:

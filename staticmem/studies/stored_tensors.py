@@ -24,7 +24,7 @@ from collections import Counter
 from staticmem.eager.trace import Trace
 from staticmem.ir.graph import Frame, Graph, Op
 from staticmem.ops import lookup
-from staticmem.passes.frames.policy import Stack, common_depth
+from staticmem.passes.frames.policy import Stack, common_depth, general_path
 from staticmem.passes.frames.published_names import call_ends
 from staticmem.passes.lost_gradients import is_published
 
@@ -56,7 +56,7 @@ def _merged(graph: Graph) -> dict[str, int]:
             if maker is None or maker.modules is op.modules:
                 continue
             depth = common_depth(maker.modules, op.modules)
-            if depth < len(op.modules) and (place := _general(path := op.modules[depth].path)) != path:
+            if depth < len(op.modules) and (place := general_path(path := op.modules[depth].path)) != path:
                 in_lists.setdefault(name, {}).setdefault(place, set()).add(op.modules[: depth + 1])
             if depth < min(len(maker.modules), len(op.modules)):
                 other = next((f for f in op.modules[depth:] if _alike(f, maker.modules[-1])), None)
@@ -74,11 +74,7 @@ def _merged(graph: Graph) -> dict[str, int]:
 
 def _alike(a: Frame, b: Frame) -> bool:
     """Whether two modules are of one class, or of one place in a list."""
-    return a.cls == b.cls if a.cls or b.cls else _general(a.path) == _general(b.path)
-
-
-def _general(path: str) -> str:
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+    return a.cls == b.cls if a.cls or b.cls else general_path(a.path) == general_path(b.path)
 
 
 def _of_stored(graph: Graph, trace: Trace) -> tuple[int, int]:

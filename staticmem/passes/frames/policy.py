@@ -39,7 +39,7 @@ POLICIES = ("expected", "last-use", "most")
 _PRODUCTS = FREE_PRODUCTS | {"aten::scaled_dot_product_attention", RING_ATTENTION}
 _UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"))
 _NAMED_FOR_CHILDREN = CONCATENATIONS | {"aten::matmul"}  # rule 2
-_MOST_WRITTEN_WITHIN = 2
+_MOST_WRITTEN_WITHIN = 2  # parts: more are likelier to be a list that a loop has filled
 _PAIRS = frozenset(("aten::add", "aten::mul"))
 _TOTALS = frozenset(("aten::add", "aten::add_"))
 # ops that a rule speaks of: others matter only where values cross modules
@@ -52,6 +52,11 @@ _MODEL_PATH = re.compile(r"(^|\.)(model|encoder|decoder|transformer|bert|distilb
 _MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
 
 Stack = tuple[Frame, ...]
+
+
+def general_path(path: str) -> str:
+    """The path of a module with `*` for numbers of lists: modules of one list have the same."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
 
 
 def common_depth(a: Stack, b: Stack) -> int:

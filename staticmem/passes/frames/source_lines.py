@@ -33,7 +33,7 @@ from staticmem.passes.frames.line_texts import (
     statements_of,
     without_indices,
 )
-from staticmem.passes.frames.policy import Attribute
+from staticmem.passes.frames.policy import Attribute, general_path
 
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
@@ -57,7 +57,7 @@ def _child_called(op: Op, modules: int) -> str:
     if not 0 < modules < len(op.modules):
         return ""
     path = op.modules[modules].path.removeprefix(op.modules[modules - 1].path).strip(".")
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+    return general_path(path)
 
 
 @dataclass

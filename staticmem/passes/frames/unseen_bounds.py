@@ -21,7 +21,7 @@ from collections.abc import Collection, Set
 from staticmem.ir.graph import Frame, Graph, Op, Ref
 from staticmem.ops.registry import FREE_PRODUCTS, RING_ATTENTION
 from staticmem.passes.frames.attention_weights import CHANGES_WEIGHTS, SOFTMAX, attention_weights
-from staticmem.passes.frames.policy import Held, Stack, common_depth
+from staticmem.passes.frames.policy import Held, Stack, common_depth, general_path
 from staticmem.passes.frames.published_names import Decided, call_ends, shared_frames
 from staticmem.passes.lost_gradients import is_published
 
@@ -146,12 +146,11 @@ class _Calls:
         if child is not call.child and child != call.child:
             call.child, call.place = child, 0
             parts = child.path.split(".")
-            general = ".".join("*" if part.isdigit() else part for part in parts)
             in_list = any(
                 part.isdigit() for part in parts[modules[level].path.count(".") + bool(modules[level].path) :]
             )
             before = () if in_list else tuple(statement[0] for statement in call.children[-self.context :])
-            call.children.append((general, before))
+            call.children.append((general_path(child.path), before))
         return call.children[-1]
 
     def _assign(self, name: str, op: Op, level: int, statement: _Statement, index: int) -> None:

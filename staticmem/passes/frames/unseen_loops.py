@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 
 from staticmem.ir.graph import Graph, Op
+from staticmem.passes.frames.policy import general_path
 from staticmem.passes.frames.source_lines import is_published
 from staticmem.passes.frames.unseen_code import line_at
 
@@ -47,8 +48,7 @@ def _is_open(op: Op, level: int) -> bool:
 def _key(op: Op) -> Hashable:
     """What tells a statement of a hidden function: the op, the module that runs it (of a list any), and the line."""
     path = op.modules[-1].path if op.modules else ""
-    general = ".".join("*" if part.isdigit() else part for part in path.split("."))
-    return op.target, general, tuple((line.file, line.line) for line in op.stack)
+    return op.target, general_path(path), tuple((line.file, line.line) for line in op.stack)
 
 
 def _repeats(keys: list[Hashable], index: int, again: int) -> bool:

@@ -141,10 +141,16 @@ class _Names:
         return ends
 
     def _maker_before_detach(self, name: str) -> Op | None:
-        origin = self.maker.get(name, -1)
-        op = self.graph.ops[origin] if origin >= 0 else None
-        source = op.args[0] if op is not None and op.base == "aten::detach" else None
-        return self._maker_before_detach(source.name) if isinstance(source, Ref) else op
+        """The op that made a value, or what the value is a detached view of."""
+        place = self.maker.get(name, -1)
+        while place >= 0:
+            op = self.graph.ops[place]
+            source = op.args[0] if op.base == "aten::detach" else None
+            before = self.maker.get(source.name, -1) if isinstance(source, Ref) else place
+            if before >= place:  # no detach, or one that a damaged file has of what comes later
+                return op
+            place = before
+        return None
 
     def _start_of_chain(self, name: str, level: int) -> str | None:
         """The value of the frame that calls of children made another of, one after the other; None where none did."""

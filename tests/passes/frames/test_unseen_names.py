@@ -203,3 +203,12 @@ def test_what_is_read_after_its_turn_is_in_a_list() -> None:
     graph = b.graph(in_child(b, "head", x, name="out"))
     held = with_likely_names(graph, Held(), None)
     assert held.until["down0"] == held.until["down1"] == index(graph, "out")
+
+
+def test_detached_views_of_what_comes_later_lead_nowhere() -> None:
+    """A damaged file may have them."""
+    b = Builder(x=(4, 4))
+    later = b.within(NET).call("detach", Ref("again"), name="later")
+    again = b.call("detach", later, name="again")
+    graph = b.graph(b.call("add.Tensor", X, again, name="out"))
+    with_likely_names(graph, Held({}, {}), None)
