@@ -144,10 +144,12 @@ def _model_member(archive: zipfile.ZipFile, path: str, recordings: bool) -> str:
             return ""
         raise _without_graph(path)
     if any(n.endswith("data.pkl") for n in archive.namelist()):
+        from staticmem.frontends.other_inputs import EXPORT  # late: few files need it
+
         raise ModelFileError(
             f"{path} holds a pickle, not an exported graph",
             "It was written by torch.save or torch.jit.save; staticmem never unpickles a file.",
-            "Export the model: torch.export.save(torch.export.export(model, args), 'model.pt2').",
+            EXPORT,
             code="SM105",
         )
     raise ModelFileError(

@@ -11,7 +11,7 @@ import re
 
 from staticmem.errors import ModelFileError
 
-EXPORT = "Export the graph: torch.export.save(torch.export.export(model, args), 'model.pt2'), or torch.onnx.export."
+EXPORT = "Export the model from its code: staticmem export model.py:FACTORY -o model.pt2 (or torch.onnx.export)."
 _CONFIG = "Give its config.json, if it is a model of transformers; or export the graph with 'staticmem export'."
 _KERAS = "Convert it to ONNX, for example with tf2onnx."
 _BEFORE_ENGINE = "Give the ONNX file or the PyTorch code that the engine was built from."
@@ -40,7 +40,7 @@ _BY_SUFFIX: tuple[tuple[tuple[str, ...], str, str], ...] = (
     ((".pb",), "a graph of TensorFlow", _KERAS),
     ((".mlmodel", ".mlpackage"), "a model of Core ML", EXPORT),
     ((".onnx.data", ".onnx_data", ".data"), "the weights of an ONNX model", "Give the .onnx file beside it."),
-    ((".pt", ".pth", ".ckpt", ".bin"), "weights, or another file of PyTorch", EXPORT),
+    ((".pt", ".pth", ".ckpt", ".bin"), "a file of PyTorch, likely weights (a state_dict), without a graph", EXPORT),
 )
 
 

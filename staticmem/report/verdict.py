@@ -225,10 +225,10 @@ def verdict(report: Report, view: View = PLAIN) -> str:
 
 
 # What a file does not say of training, by the note of it: in a few words, and the flag that says there is none
-UNSAID: Mapping[str, tuple[str, str]] = {
-    "SM315": ("what is frozen", "--freeze none"),
-    "SM334": ("what is frozen", "--freeze none"),
-    "SM386": ("what runs in checkpoints", "--checkpoint none"),
+UNSAID: Mapping[str, tuple[str, str, str]] = {
+    "SM315": ("what is frozen", "nothing is frozen", "--freeze none"),
+    "SM334": ("what is frozen", "nothing is frozen", "--freeze none"),
+    "SM386": ("what runs in checkpoints", "nothing runs in checkpoints", "--checkpoint none"),
 }
 
 
@@ -238,9 +238,11 @@ def unsaid_text(report: Report) -> str:
     band = report.peak.bands["live"]
     if not open_facts or band.low == band.high:
         return ""
-    named = " and ".join(what for what, _ in open_facts)
-    flags = " ".join(flag for _, flag in open_facts)
-    return f"The file does not say {named}, so the band begins low. If there is none of it, add {flags}."
+    named, absent, flags = zip(*open_facts, strict=True)
+    return (
+        f"The file does not say {' and '.join(named)}, so the band begins low. If {' and '.join(absent)}, add "
+        f"{' '.join(flags)}."
+    )
 
 
 def _title(strategy: str) -> str:
