@@ -86,4 +86,4 @@ def _stable(
     is_number = t.pointwise("aten::eq.Tensor", scaled, scaled, dtype=dtypes.bool_)
     finite = t.pointwise("aten::mul.Tensor", is_number, bounded)
     wrong = t.reduce("aten::any.dims", t.pointwise("aten::logical_not", finite), dims, True)
-    return t.pointwise("aten::where.self", t.pointwise("aten::logical_not", wrong), stable, plain, dtype=x.dtype)
+    return t.where(t.pointwise("aten::logical_not", wrong), stable, plain)

@@ -117,6 +117,7 @@ CASES = [
     program("divided softmax", _scaled("aten::div.Tensor", 8.0), f(4, 6)),
     program("negative softmax", _scaled("aten::mul.Tensor", -0.5), h(4, 6)),
     program("softmax with a temperature", _scaled("aten::div.Tensor", None), f(4, 6), f(4, 1).fixed),
+    program("half scores by a float temperature", _scaled("aten::mul.Tensor", None), h(4, 6), f(4, 1).fixed),
     program("scaled by columns", _scaled("aten::mul.Tensor", None), f(4, 6), f(6).fixed),
 ]
 
