@@ -35,17 +35,17 @@ def suggest_like(e: Eager, tensor: Tensor, dtype: dtypes.DType, kernel: str = ""
     return e.empty(tensor.shape, dtype, strides, kernel)
 
 
+def has_layout_of(tensor: Tensor, like: Tensor) -> bool:
+    """`tensor.is_contiguous(like.suggest_memory_format())`."""
+    is_contiguous = layout.is_channels_last_contiguous if like.prefers_channels_last else layout.is_contiguous
+    return is_contiguous(tensor.shape, tensor.strides)
+
+
 def contiguous_as(e: Eager, tensor: Tensor, like: Tensor) -> Tensor:
     """`tensor.contiguous(like.suggest_memory_format())`: itself, or a clone in that layout."""
-    if like.prefers_channels_last:
-        if layout.is_channels_last_contiguous(tensor.shape, tensor.strides):
-            return tensor
-        strides = layout.channels_last_strides(tensor.shape)
-    else:
-        if tensor.is_contiguous:
-            return tensor
-        strides = layout.contiguous_strides(tensor.shape)
-    return e.empty(tensor.shape, tensor.dtype, strides, "aten.clone.default")
+    if has_layout_of(tensor, like):
+        return tensor
+    return suggest_like(e, like, tensor.dtype, "aten.clone.default")
 
 
 # what exports in training and evaluation mode have for `batch_norm`
@@ -95,12 +95,14 @@ def batch_norm(
         training = False  # model.eval(); without running statistics batch norm stays in training form
     # `cudnn_enabled` in an export is that of the exporting machine (False without CUDA), not of the GPU.
     # Normalization.cpp, _batch_norm_impl_index: cuDNN for 3-D and more with weight and bias, but not for bfloat16, and
-    # for float16 with float32 weights only; native otherwise
+    # for float16 with float32 weights only; native otherwise. cuDNN is called with what `contiguous` gives
     cudnn = input.ndim >= 3 and bias is not None and input.shape[0] <= (880801 if training else 65535)
     if weight is None or dtypes.bfloat16 in (input.dtype, weight.dtype) or input.dtype is dtypes.float64:
         cudnn = False
     elif input.dtype is dtypes.float16:
         cudnn = cudnn and weight.dtype is dtypes.float32
+    if cudnn and not has_layout_of(input, input):
+        input = contiguous(e, input, layout.suggested_memory_format(input.shape, input.strides))
     return _batch_norm(e, input, weight, bias, [running_mean, running_var], training, cudnn)[0]
 
 

@@ -29,6 +29,16 @@ def test_cudnn_batch_norm_has_no_statistics_in_inference() -> None:
     assert seen.saved == ["in0", "in1", "in3", "in4"]
 
 
+def test_cudnn_batch_norm_copies_an_input_without_a_dense_layout() -> None:
+    """Normalization.cpp, `_batch_norm_impl_index`: `input.contiguous(input.suggest_memory_format())` is saved."""
+    turned = f(2, 6, 5, 4).permute(0, 3, 2, 1)
+    seen = observed(call("aten::batch_norm", turned, *CUDNN[1:], True, 0.1, 1e-5, True))
+    assert [nbytes for nbytes, _ in seen.forward] == [960, 960, 16, 16]
+    assert seen.saved == ["in1", "in3", "in4", "new0", "new2", "new3"]
+    kept = observed(call("aten::batch_norm", f(2, 4, 5, 6).channels_last, *CUDNN[1:], True, 0.1, 1e-5, True))
+    assert [nbytes for nbytes, _ in kept.forward] == [960, 16, 16]
+
+
 def test_cudnn_batch_norm_copies_a_gradient_of_another_layout() -> None:
     """cudnn_batch_norm_backward: `grad_output_t.contiguous(input->suggest_memory_format())`."""
     x = f(2, 4, 5, 6).channels_last
