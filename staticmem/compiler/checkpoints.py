@@ -13,9 +13,9 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from staticmem.compiler.nodes import GETITEM, SAVED, Node
 from staticmem.ir.graph import Region
 from staticmem.scenario.selection import Policy
+from staticmem.tracing.nodes import GETITEM, SAVED, Node
 
 # what composite ops call, which a policy sees in their place: "" is what the nodes themselves say
 _COMPOSITE = {

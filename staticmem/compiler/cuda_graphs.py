@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from staticmem.compiler.nodes import PLACEHOLDER, Node
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 UNSAFE = (
     "aten::_fused_moving_avg_obs_fq_helper", "aten::_fused_moving_avg_obs_fq_helper_functional",

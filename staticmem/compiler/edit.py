@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from staticmem.compiler.nodes import PLACEHOLDER, Argument, Node, collect_nodes
+from staticmem.tracing.nodes import PLACEHOLDER, Argument, Node, collect_nodes
 
 
 class GraphEditor:

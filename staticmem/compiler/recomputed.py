@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from staticmem.compiler.nodes import Node, Partition
+from staticmem.compiler.graphs import Partition
 from staticmem.eager.strides import Form
 from staticmem.ops.tags import PARTITIONER_ALIASES
+from staticmem.tracing.nodes import Node
 
 
 def recomputed_bytes(parts: Partition) -> int:

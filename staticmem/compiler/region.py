@@ -9,11 +9,11 @@ from staticmem.compiler.aot.joint import trace
 from staticmem.compiler.aot.joint_passes import run_joint_passes
 from staticmem.compiler.checkpoints import Checkpointed
 from staticmem.compiler.cuda_graphs import unsafe_ops, written_inputs
+from staticmem.compiler.graphs import JointGraph, NodeGraph, Partition
 from staticmem.compiler.inductor import plan, schedule_of
 from staticmem.compiler.inductor.autotuning import partial_bytes
 from staticmem.compiler.inductor.padding import PRODUCTS, extra_bytes
 from staticmem.compiler.inductor.schedule import Schedule
-from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node, NodeGraph, Partition
 from staticmem.compiler.partition import partition
 from staticmem.compiler.partition.budget import flops
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels, Plan
@@ -22,6 +22,7 @@ from staticmem.eager.strides import Form
 from staticmem.ir.graph import Graph
 from staticmem.passes.frames.releases import lasting_values
 from staticmem.scenario.step import AUTOTUNED, Scenario
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 
 def compile_region(

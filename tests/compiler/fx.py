@@ -1,4 +1,4 @@
-"""Graphs of `torch.fx` as `staticmem.compiler.nodes`: what tests compare ours with."""
+"""Graphs of `torch.fx` as `staticmem.tracing.nodes`: what tests compare ours with."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node, Result
 from staticmem.eager.strides import form_of
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Node, Result
 
 Nodes = tuple[list[Node], tuple[Any, ...]]
 

@@ -6,8 +6,9 @@ from collections.abc import Collection
 from typing import Any
 
 from staticmem.compiler import inductor
-from staticmem.compiler.nodes import Node, NodeGraph
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.plan import Kernels, Plan
+from staticmem.tracing.nodes import Node
 
 
 def plan(graph: NodeGraph, freeable: Collection[Node] = (), kernels: Kernels = "expected", **asked: Any) -> Plan:

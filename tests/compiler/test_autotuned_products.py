@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from staticmem.compiler.inductor.autotuning import in_templates, partial_bytes
-from staticmem.compiler.nodes import PLACEHOLDER, Node
 from staticmem.compiler.plan import Output, Plan, PlannedBuffer, Step
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
 from staticmem.studies import Study, request_of
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 VIT = Path(__file__).parents[1] / "data" / "graphs" / "vit_b_16.pt2"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from staticmem.compiler.cuda_graphs import unsafe_ops, written_inputs
-from staticmem.compiler.nodes import PLACEHOLDER, Node
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 
 def node(target: str, *args: object, dtype: DType = dtypes.float32, name: str = "") -> Node:

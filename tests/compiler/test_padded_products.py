@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.region import padded_products
 from staticmem.eager.strides import Form, contiguous_strides, form_of
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 
 def product(m: int, k: int, n: int) -> NodeGraph:

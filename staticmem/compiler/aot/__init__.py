@@ -1,1 +1,1 @@
-"""What AOTAutograd traces: the joint graph of a model's forward and backward, in decomposed ATen calls."""
+"""What AOTAutograd makes of the calls that ops trace: the joint graph of a model's forward and backward."""

@@ -15,19 +15,19 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from staticmem.compiler.aot.arithmetic import add, div, mul
-from staticmem.compiler.aot.attention import scaled_dot_product_attention
-from staticmem.compiler.aot.dropouts import dropout
-from staticmem.compiler.aot.linear import matmul
 from staticmem.compiler.aot.no_ops import is_widened, remove_no_ops
-from staticmem.compiler.aot.softmax import softmax
-from staticmem.compiler.aot.tracer import Tracer, form
-from staticmem.compiler.aot.views import contiguous, permute, transpose
 from staticmem.compiler.edit import GraphEditor
-from staticmem.compiler.nodes import PLACEHOLDER, Node, users_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
+from staticmem.ops.traces.arithmetic import add, div, mul
+from staticmem.ops.traces.attention import scaled_dot_product_attention
+from staticmem.ops.traces.dropouts import dropout
+from staticmem.ops.traces.linear import matmul
+from staticmem.ops.traces.softmax import softmax
+from staticmem.ops.traces.views import contiguous, permute, transpose
+from staticmem.tracing.nodes import PLACEHOLDER, Node, users_of
+from staticmem.tracing.tracer import Tracer, form
 
 _SCALE, _DROPOUT = 7.25, 0.113377  # what stands for a number in a pattern, as `scalar_workaround` there
 _SIZES = ("aten::view", "aten::expand", "aten::full")  # their numbers are sizes, which differ from place to place

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from staticmem.compiler.aot.casts import to_copy
-from staticmem.compiler.aot.tracer import Tracer
-from staticmem.compiler.nodes import Node
 from staticmem.ir.dtypes import DType
 from staticmem.ops.dispatch import autocast_arguments
 from staticmem.ops.registry import Autocast
+from staticmem.ops.traces.casts import to_copy
+from staticmem.tracing.nodes import Node
+from staticmem.tracing.tracer import Tracer
 
 
 def sees(target: str) -> bool:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from staticmem.compiler.aot.tracer import Gradients, Tracer, form
-from staticmem.compiler.nodes import GETITEM, Node
 from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
 from staticmem.eager.strides import Form
@@ -19,6 +17,8 @@ from staticmem.eager.tensor import Node as Recorded
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.ir import dtypes
 from staticmem.ops.registry import Rule, kinds_of
+from staticmem.tracing.nodes import GETITEM, Node
+from staticmem.tracing.tracer import Gradients, Tracer, form
 
 # What `torch.compile` does not compile: the graph breaks in front of the op (torch/_dynamo/variables/nn_module.py and
 # torch/_dynamo/config.py, `capture_dynamic_output_shape_ops` and `allow_rnn`)

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from staticmem.compiler.aot.tracer import Gradients, Tracer
-from staticmem.compiler.aot.views import view as view_again
 from staticmem.compiler.edit import replace_arguments
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node
 from staticmem.eager import strides as layout
 from staticmem.ops.tags import TRACED_VIEWS
+from staticmem.ops.traces.views import view as view_again
+from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Node
+from staticmem.tracing.tracer import Gradients, Tracer
 
 _SPLITS = ("aten::split", "aten::split_with_sizes")
 Replay = Callable[[Node], Node]

@@ -10,16 +10,17 @@ from typing import Any
 
 from staticmem.compiler.aot import autocast, fallback
 from staticmem.compiler.aot.functionalization import Storages
-from staticmem.compiler.aot.registry import lookup
-from staticmem.compiler.aot.tracer import Gradients, Tracer
 from staticmem.compiler.checkpoints import Checkpointed, Marks
-from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node
+from staticmem.compiler.graphs import JointGraph
 from staticmem.eager.strides import Form
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import FUNCTION, REQUIRES_GRAD, Frame, Graph, Op, Ref
 from staticmem.ops import registry as rules
 from staticmem.ops.size_arithmetic import SIZE_OPS
+from staticmem.ops.traces.registry import lookup
 from staticmem.ops.whole_model_cast import cast_of
+from staticmem.tracing.nodes import PLACEHOLDER, Node
+from staticmem.tracing.tracer import Gradients, Tracer
 
 # What a call may raise whose arguments do not fit
 REFUSALS = (ValueError, TypeError, AttributeError, LookupError, AssertionError, ArithmeticError)

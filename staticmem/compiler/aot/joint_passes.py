@@ -12,11 +12,12 @@ from typing import TypeVar
 
 from staticmem.compiler.aot.no_ops import is_widened, remove_no_ops
 from staticmem.compiler.aot.softmax_scaling import stable_scaled_softmax
-from staticmem.compiler.aot.tracer import Tracer, form
 from staticmem.compiler.aot.uniform_values import fold
 from staticmem.compiler.edit import GraphEditor
-from staticmem.compiler.nodes import JointGraph, Node, NodeGraph
+from staticmem.compiler.graphs import JointGraph, NodeGraph
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import Node
+from staticmem.tracing.tracer import Tracer, form
 
 AnyGraph = TypeVar("AnyGraph", JointGraph, NodeGraph)
 _FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)

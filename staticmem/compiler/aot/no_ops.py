@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from staticmem.compiler.edit import GraphEditor
-from staticmem.compiler.nodes import PLACEHOLDER, Node, Result
 from staticmem.eager.strides import Form
 from staticmem.ir import dtypes
 from staticmem.ops.tags import TRACED_VIEWS
+from staticmem.tracing.nodes import PLACEHOLDER, Node, Result
 
 END = 2**63 - 1  # of a slice without one
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from staticmem.compiler.aot.tracer import Tracer
 from staticmem.compiler.edit import GraphEditor
-from staticmem.compiler.nodes import Node
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.tracing.nodes import Node
+from staticmem.tracing.tracer import Tracer
 
 _CAST = "prims::convert_element_type"
 _SCALES = ("aten::mul.Tensor", "aten::div.Tensor")

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from staticmem.compiler.edit import GraphEditor
-from staticmem.compiler.nodes import PLACEHOLDER, Node
 from staticmem.eager import strides as layout
 from staticmem.eager.strides import Form
 from staticmem.ir.dtypes import DType
 from staticmem.ops.tags import UNIFORM_VIEWS
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 # Elementwise calls that are worked out; others with known operands are left as they are, which costs a kernel's input.
 _FOLDED: dict[str, Callable[..., Any]] = {

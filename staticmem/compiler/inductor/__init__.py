@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.inductor import movement, reductions
 from staticmem.compiler.inductor.autotuning import in_templates
 from staticmem.compiler.inductor.fusion import Fusion
@@ -13,9 +14,9 @@ from staticmem.compiler.inductor.order import Sizes, reorder
 from staticmem.compiler.inductor.padding import notes
 from staticmem.compiler.inductor.schedule import Schedule
 from staticmem.compiler.inductor.wrapper import Planner, Wrapper
-from staticmem.compiler.nodes import Node, NodeGraph
 from staticmem.compiler.plan import Kernels, Plan
 from staticmem.eager.strides import Form
+from staticmem.tracing.nodes import Node
 
 RULE_MODULES = (movement, reductions)
 

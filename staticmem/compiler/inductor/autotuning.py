@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from staticmem.compiler.inductor.padding import PRODUCTS
-from staticmem.compiler.nodes import Node
 from staticmem.compiler.plan import Plan
+from staticmem.tracing.nodes import Node
 
 THRESHOLD = 32  # decompose_k_threshold: the inner dimension is at least that many times each of the others
 PARTIAL = 4  # bytes of an element of a partial result

@@ -25,9 +25,9 @@ from staticmem.compiler.inductor.indexing import (
     then,
     without_ones,
 )
-from staticmem.compiler.nodes import Node
 from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, form_of, storage_bytes
 from staticmem.ir.dtypes import DType
+from staticmem.tracing.nodes import Node
 
 READS_WHERE_REUSED = 4  # config.realize_reads_threshold
 READS_AT_MOST = 8  # config._realize_acc_reads_threshold_default

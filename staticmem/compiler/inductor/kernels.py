@@ -12,7 +12,6 @@ from staticmem.compiler.inductor import layout
 from staticmem.compiler.inductor.buffers import Buffer, Value
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
 from staticmem.compiler.inductor.pointwise import broadcast, loads
-from staticmem.compiler.nodes import Argument, Node
 from staticmem.eager.strides import (
     Form,
     Shape,
@@ -21,6 +20,7 @@ from staticmem.eager.strides import (
     contiguous_strides,
     is_channels_last_contiguous,
 )
+from staticmem.tracing.nodes import Argument, Node
 
 ALIGNMENT = 8  # sdpa_constraint, in elements
 DOT_LENGTH = 32  # kernel/bmm.py: _BMM_DOT_K_DECOMPOSE_THRESHOLD; for products of one row and one column

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from functools import cmp_to_key, lru_cache
 from itertools import pairwise
 
-from staticmem.compiler.nodes import Node, NodeGraph, users_of
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.eager.strides import Shape, Strides, is_channels_last_contiguous, numel
 from staticmem.ir.dtypes import DType
+from staticmem.tracing.nodes import Node, users_of
 
 PADDING_BYTES = 128  # config.padding_alignment_bytes
 PADDING_THRESHOLD = 1024  # config.padding_stride_threshold, in elements

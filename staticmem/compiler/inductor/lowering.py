@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.inductor import buffers as b
 from staticmem.compiler.inductor import layout
 from staticmem.compiler.inductor.buffers import Box, Buffer, Loops, Operation, Read, Value
 from staticmem.compiler.inductor.indexing import NO_VIEWS
 from staticmem.compiler.inductor.post_grad import rewrite
 from staticmem.compiler.inductor.restride import restrided
-from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph, users_of
 from staticmem.eager.strides import (
     Form,
     Shape,
@@ -28,6 +28,7 @@ from staticmem.eager.strides import (
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.tags import LIKE_PADDING, LOWERED_VIEWS
+from staticmem.tracing.nodes import PLACEHOLDER, Node, users_of
 
 Lowered: TypeAlias = "Value | tuple[Value | None, ...] | None"
 Rule: TypeAlias = "Callable[[Lowering, Node], Lowered]"

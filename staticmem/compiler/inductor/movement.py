@@ -15,9 +15,9 @@ from staticmem.compiler.inductor.indexing import Step, Views, new_shape, then
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
 from staticmem.compiler.inductor.pointwise import gathered, loads
 from staticmem.compiler.inductor.post_grad import is_pointwise_use
-from staticmem.compiler.nodes import Node
 from staticmem.eager.strides import Shape, channels_last_strides, contiguous_strides, is_channels_last_contiguous, numel
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import Node
 
 COMPLEX_INPUTS = 8  # config.max_complex_pointwise_cat_inputs
 SIMPLE_INPUTS = 8  # config.max_pointwise_cat_inputs

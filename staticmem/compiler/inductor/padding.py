@@ -6,9 +6,10 @@ Source: `torch/_inductor/fx_passes/pad_mm.py` of PyTorch 2.15 (`can_pad`, `get_p
 
 from __future__ import annotations
 
-from staticmem.compiler.nodes import Node, NodeGraph
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.eager.strides import numel
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import Node
 from staticmem.units import format_bytes
 
 PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1)}

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from staticmem.compiler.inductor.buffers import Loops, Read, Value, Weights, at_views
 from staticmem.compiler.inductor.indexing import Step, Views, chain, then
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
-from staticmem.compiler.nodes import Argument, Node
 from staticmem.eager.strides import Shape, broadcast_shapes, numel
 from staticmem.ops.tags import CHEAP_CONSTANTS, plain_pointwise
+from staticmem.tracing.nodes import Argument, Node
 
 KEEP_TYPES = ("aten::where", "prims::convert_element_type")
 PRIMS = "convert_element_type div fma mul add sub maximum minimum exp where frexp_mantissa".split()

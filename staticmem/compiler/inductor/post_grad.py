@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, Node, NodeGraph, users_of
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.eager.strides import Form
 from staticmem.ir import dtypes
 from staticmem.ops.tags import LOWERED_VIEWS, inductor_pointwise
+from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Argument, Node, users_of
 
 POINTWISE = inductor_pointwise()
 

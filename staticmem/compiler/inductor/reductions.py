@@ -13,10 +13,10 @@ from staticmem.compiler.inductor.buffers import SPLIT_SCAN, Loops, Read, Value, 
 from staticmem.compiler.inductor.indexing import Step, Views, chain, new_shape, then
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
 from staticmem.compiler.inductor.pointwise import loads
-from staticmem.compiler.nodes import Node
 from staticmem.eager.strides import Shape, Strides, numel
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.tracing.nodes import Node
 
 UNROLLED_BELOW = 8  # config.unroll_reductions_threshold
 # DeviceProperties of an H100 (CUDA: cudaGetDeviceProperties); they decide how many partial sums there are

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.inductor.post_grad import POINTWISE
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node, NodeGraph, Result
 from staticmem.eager.strides import (
     Form,
     channels_last_strides,
@@ -21,6 +21,7 @@ from staticmem.eager.strides import (
     view_strides,
 )
 from staticmem.ops.tags import LOWERED_VIEWS
+from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Node, Result
 
 
 def restrided(graph: NodeGraph, given: Mapping[Node, Form]) -> dict[Node, Form]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.compiler.nodes import Node
 from staticmem.eager.strides import Form, channels_last_strides, form_of, is_channels_last_contiguous
 from staticmem.eager.trace import Convolution
+from staticmem.tracing.nodes import Node
 
 _FORWARD, _BACKWARD = "aten::convolution", "aten::convolution_backward"
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container
 
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, SAVED, Node
 from staticmem.compiler.partition.classify import FAR, Classified
 from staticmem.ir.record import record
+from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, SAVED, Node
 
 LONG_CHAIN = 100  # `solve_min_cut`: "100 is arbitrary choice to try and prevent degenerate cases"
 SMALL_RESULT = 4  # a result that is this many times smaller than what it is computed of is saved

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import prod
 
-from staticmem.compiler.nodes import SAVED, JointGraph, Node, Partition
+from staticmem.compiler.graphs import JointGraph, Partition
 from staticmem.compiler.partition.bans import Bans, Options
 from staticmem.compiler.partition.classify import FAR, classify
 from staticmem.compiler.partition.cse import merged, storages
@@ -24,6 +24,7 @@ from staticmem.compiler.partition.extract import halves, partition_of
 from staticmem.compiler.partition.network import build
 from staticmem.eager.strides import Form, Shape
 from staticmem.errors import UsageError
+from staticmem.tracing.nodes import SAVED, Node
 
 GIGA = 1e9  # `estimate_activations_size`
 STEPS = 10000  # `dp_knapsack` rounds sizes to this part of what a budget can save

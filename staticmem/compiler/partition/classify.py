@@ -6,11 +6,12 @@ Sources: `classify_nodes`, `_size_of`, `cleanup_recompute_tags` and the loop for
 
 from __future__ import annotations
 
-from staticmem.compiler.nodes import SAVED, JointGraph, Node, Result
+from staticmem.compiler.graphs import JointGraph
 from staticmem.compiler.partition.cse import live_nodes
 from staticmem.compiler.partition.op_types import OpTypes, types_of
 from staticmem.eager.strides import Form, numel
 from staticmem.ir.record import record
+from staticmem.tracing.nodes import SAVED, Node, Result
 
 FAR = 10**9  # the distance of what no node of the backward reads
 

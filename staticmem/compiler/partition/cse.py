@@ -10,9 +10,10 @@ import struct
 from collections.abc import Container, Iterable
 from dataclasses import replace
 
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Argument, JointGraph, Node
+from staticmem.compiler.graphs import JointGraph
 from staticmem.compiler.partition.op_types import NEVER_MERGED, WRITES
 from staticmem.ops.tags import PARTITIONER_ALIASES
+from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Argument, Node
 
 # `fx_graph_cse` finds nodes by a hash of their arguments and keeps the first node of each hash. Python's hash of -1 is
 # that of -2: behind `unsqueeze(x, -2)` no two `unsqueeze(x, -1)` become one

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, JointGraph, Node, NodeGraph, Partition
+from staticmem.compiler.graphs import JointGraph, NodeGraph, Partition
 from staticmem.compiler.partition.cse import ancestors, copied, live_nodes
 from staticmem.ir.record import record
+from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Node
 
 
 @record(frozen=True, slots=True)

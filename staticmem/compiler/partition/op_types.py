@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from staticmem.compiler.nodes import GETITEM
 from staticmem.ops import tags
+from staticmem.tracing.nodes import GETITEM
 
 VIEWS = tags.PARTITIONER_VIEWS
 RECOMPUTABLE = tags.partitioner_pointwise() | VIEWS | tags.PARTITIONER_OTHERS | {GETITEM}

@@ -22,8 +22,8 @@ from torch._functorch.aot_autograd import aot_function
 from torch.utils._pytree import tree_leaves
 from torch_side import convert, group, make
 
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, Node
 from staticmem.eager.strides import Form
+from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Node
 
 __all__ = ["ours", "real", "text", "traced_module"]
 _SEEDS = ("prims::inductor_seeds", "prims::inductor_lookup_seed")

@@ -9,10 +9,11 @@ from typing import Any
 from observe import Case
 
 from staticmem.compiler.aot import joint
-from staticmem.compiler.nodes import JointGraph, Node
+from staticmem.compiler.graphs import JointGraph
 from staticmem.eager.strides import form_of
 from staticmem.ir.graph import Graph, Op, Ref, Value
 from staticmem.ops.registry import in_place
+from staticmem.tracing.nodes import Node
 
 
 @dataclass

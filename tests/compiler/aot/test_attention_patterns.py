@@ -11,7 +11,7 @@ import pytest
 
 from staticmem.compiler.aot import joint
 from staticmem.compiler.aot.joint_passes import run_joint_passes
-from staticmem.compiler.nodes import JointGraph
+from staticmem.compiler.graphs import JointGraph
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir.dtypes import DType, bfloat16, float32
 from staticmem.ir.graph import Arg, Graph, Op, Ref, Value

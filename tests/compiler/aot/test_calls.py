@@ -13,8 +13,8 @@ from sampling import sampled
 from suite import CASES
 
 from staticmem.compiler.aot.joint import NotTracedError
-from staticmem.compiler.aot.registry import lookup
 from staticmem.ops.registry import in_place
+from staticmem.ops.traces.registry import lookup
 
 marks: list[pytest.MarkDecorator] = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 if importlib.util.find_spec("torch") is not None:

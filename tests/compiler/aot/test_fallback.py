@@ -11,14 +11,14 @@ from suite import CASES
 
 from staticmem.compiler.aot import fallback
 from staticmem.compiler.aot.joint import NotTracedError
-from staticmem.compiler.aot.registry import lookup
-from staticmem.compiler.aot.tracer import Tracer
-from staticmem.compiler.nodes import GETITEM
 from staticmem.eager.context import Eager
 from staticmem.eager.strides import form_of
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ops.registry import in_place, rule_of
+from staticmem.ops.traces.registry import lookup
+from staticmem.tracing.nodes import GETITEM
+from staticmem.tracing.tracer import Tracer
 
 
 def program_of(case: Case, pattern: tuple[bool, ...]) -> tuple[Program, list[int]]:

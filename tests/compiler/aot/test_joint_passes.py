@@ -11,9 +11,10 @@ import pytest
 from observe import Case, Program, Spec, f, h, i
 
 from staticmem.compiler.aot.joint_passes import run_joint_passes
-from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 marks: list[pytest.MarkDecorator] = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 if importlib.util.find_spec("torch") is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from staticmem.compiler.aot.registry import lookup
-from staticmem.compiler.aot.tracer import Tracer
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
+from staticmem.ops.traces.registry import lookup
+from staticmem.tracing.tracer import Tracer
 
 
 def traced(target: str, *args: object) -> list[str]:

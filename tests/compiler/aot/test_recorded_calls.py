@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from staticmem.compiler.aot import joint
-from staticmem.compiler.nodes import PLACEHOLDER, Node
 from staticmem.eager.strides import channels_last_strides, contiguous_strides, form_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Op, Ref
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 
 class S(tuple[int, ...]):

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planned import plan
 
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.inductor.wrapper import RangeMax
-from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph
 from staticmem.compiler.plan import Plan
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 SIZE = 48
 

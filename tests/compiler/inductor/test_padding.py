@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from planned import plan
 
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.inductor.padding import extra_bytes
-from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 
 def product(m: int, k: int, n: int, dtype: DType) -> Node:

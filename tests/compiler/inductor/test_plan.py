@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from planned import plan
 
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.inductor.buffers import Operation
 from staticmem.compiler.inductor.kernels import fallback
 from staticmem.compiler.inductor.lowering import Lowering
-from staticmem.compiler.nodes import PLACEHOLDER, Argument, Node, NodeGraph
 from staticmem.compiler.plan import Plan
 from staticmem.eager.strides import Form, Shape, channels_last_strides, contiguous_strides, form_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.tracing.nodes import PLACEHOLDER, Argument, Node
 
 BIG = (64, 1024)
 

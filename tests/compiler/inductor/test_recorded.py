@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from planned import plan
 
-from staticmem.compiler.nodes import Argument, Node, NodeGraph
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.plan import Plan
 from staticmem.eager.strides import Form, form_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
+from staticmem.tracing.nodes import Argument, Node
 
 DATA = Path(__file__).parents[2] / "data" / "inductor" / "graphs.json.gz"
 ROUNDED = 512

@@ -15,10 +15,11 @@ import pytest
 from planned import plan
 from test_recorded import graph_of, peak, rounded
 
+from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.inductor import schedule_of
 from staticmem.compiler.inductor.lowering import Lowered, Lowering
-from staticmem.compiler.nodes import PLACEHOLDER, Node, NodeGraph
 from staticmem.compiler.plan import Plan
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 DATA = Path(__file__).parents[2] / "data" / "inductor" / "written.json.gz"
 

@@ -20,7 +20,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.utils.checkpoint import CheckpointPolicy
 
-from staticmem.compiler.nodes import JointGraph
+from staticmem.compiler.graphs import JointGraph
 from staticmem.compiler.partition import Partitioner
 from staticmem.compiler.partition.classify import classify
 from staticmem.compiler.partition.cse import live_nodes

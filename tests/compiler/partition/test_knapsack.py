@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from staticmem.compiler.nodes import PLACEHOLDER, Node
 from staticmem.compiler.partition.budget import STEPS, knapsack, runtime
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 pytestmark = pytest.mark.torch
 

@@ -6,10 +6,11 @@ import math
 
 import pytest
 
-from staticmem.compiler.nodes import PLACEHOLDER, JointGraph, Node
+from staticmem.compiler.graphs import JointGraph
 from staticmem.compiler.partition.cse import merged
 from staticmem.eager.strides import form_of
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 FORM = form_of((4, 4), (4, 1), dtypes.float32)
 

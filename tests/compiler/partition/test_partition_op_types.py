@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from staticmem.compiler.nodes import GETITEM
 from staticmem.compiler.partition import op_types
 from staticmem.ops import tags
+from staticmem.tracing.nodes import GETITEM
 
 
 def names(packets: Any) -> set[str]:

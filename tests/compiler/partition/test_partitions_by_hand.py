@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from staticmem.compiler.nodes import GETITEM, PLACEHOLDER, JointGraph, Node, Result
+from staticmem.compiler.graphs import JointGraph
 from staticmem.compiler.partition import Partitioner, partition
 from staticmem.compiler.partition.budget import knapsack, runtime
 from staticmem.compiler.partition.cut import sink_side, solve_large, solve_small
@@ -14,6 +14,7 @@ from staticmem.compiler.partition.network import SINK, SOURCE, UNLIMITED
 from staticmem.eager.strides import Form, contiguous_strides, form_of
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.ir import dtypes
+from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Node, Result
 
 
 def form(*shape: int) -> Form:

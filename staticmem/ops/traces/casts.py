@@ -1,0 +1,130 @@
+"""Changes of dtype, copies, and writes to all of a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager import strides as layout
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ops.traces.registry import traced
+from staticmem.tracing.nodes import Node
+from staticmem.tracing.tracer import Gradients, Tracer
+
+
+def to_copy(t: Tracer, self: Node, dtype: DType) -> Node:
+    """A conversion; its gradient is cast back (when it is brought to its input's form)."""
+    out = t.cast(self, dtype)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        return grads
+
+    if out is not self and dtype.is_differentiable:
+        t.record(out, [self], gradient)
+    return out
+
+
+def _converted(t: Tracer, self: Node) -> Node:
+    """A conversion to the dtype that the tensor has: a copy."""
+    strides = layout.dense_like(self.shape, self.strides)
+    out = t.new("prims::convert_element_type", (self, self.dtype), self.shape, self.dtype, strides)
+    t.record(out, [self], lambda grads, need: grads)
+    return out
+
+
+@traced("clone")
+def clone(t: Tracer, self: Node, memory_format: str | None = None) -> Node:
+    """A copy in the layout that is asked for, that of its input by default."""
+    strides = layout.in_memory_format(self.shape, self.strides, memory_format)
+    out = t.new("aten::clone", (self,), self.shape, self.dtype, strides)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        return grads
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("copy copy_")
+def copy(t: Tracer, self: Node, src: Node, non_blocking: bool = False) -> Node:
+    """A write to all of a tensor as a value: what was there is gone.
+
+    Exporters write `x[...] = number` as a copy of an expanded scalar; Dynamo calls `fill_`.
+    """
+    number = src
+    while number.base in ("aten::expand", "aten::view", "aten::alias"):
+        number = number.inputs[0]
+    if number.target == "aten::full" and not number.shape:
+        return fill(t, self, number.args[1])
+    out = t.new("aten::copy", (self, src), self.shape, self.dtype, self.strides)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        hidden = t.zeros_like(grad) if need[0] else None
+        return [hidden, t.cast(grad, src.dtype) if need[1] else None]
+
+    t.record(out, [self, src], gradient)
+    return out
+
+
+@traced("fill.Scalar fill_.Scalar zero zero_")
+def fill(t: Tracer, self: Node, value: float = 0) -> Node:
+    """One number everywhere; nothing flows back."""
+    out = t.full_like(self, value)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [t.zeros_like(grads[0])]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("_to_copy to_copy")
+def to_dtype(t: Tracer, self: Node, *, dtype: DType | None = None, memory_format: str | None = None, **_: Any) -> Node:
+    """`_to_copy`: a copy even where the dtype is that of its input (torch/_decomp/decompositions.py, `_to_copy`)."""
+    if dtype is None:
+        return clone(t, self, memory_format)
+    out = to_copy(t, self, dtype) if dtype is not self.dtype else _converted(t, self)
+    strides = layout.in_memory_format(self.shape, self.strides, memory_format)
+    return out if strides == out.strides else clone(t, out, memory_format)
+
+
+@traced("to.dtype")
+def to(
+    t: Tracer, self: Node, dtype: DType, non_blocking: bool = False, copy: bool = False,
+    memory_format: str | None = None,
+) -> Node:  # fmt: skip
+    kept = (None, "preserve_format", layout.suggested_memory_format(self.shape, self.strides))
+    if dtype is self.dtype and not copy and memory_format in kept:
+        return self
+    return to_dtype(t, self, dtype=dtype, memory_format=memory_format)
+
+
+@traced("float")
+def to_float(t: Tracer, self: Node) -> Node:
+    """A name that exporters write."""
+    return to(t, self, dtypes.float32)
+
+
+@traced("to.dtype_layout to.device")
+def to_keywords(
+    t: Tracer, self: Node, device: Any = None, dtype: DType | None = None, non_blocking: bool = False,
+    copy: bool = False, memory_format: str | None = None, **_: Any,
+) -> Node:  # fmt: skip
+    """Devices are all one."""
+    if dtype is None and copy:
+        return clone(t, self, memory_format)
+    return to(t, self, dtype or self.dtype, non_blocking, copy, memory_format)
+
+
+@traced("type_as to.other")
+def type_as(t: Tracer, self: Node, other: Node, *args: Any, **more: Any) -> Node:
+    return to(t, self, other.dtype, *args, **more)
+
+
+@traced("prims::convert_element_type")
+def convert_element_type(t: Tracer, self: Node, dtype: DType) -> Node:
+    return to_copy(t, self, dtype)

@@ -1,0 +1,402 @@
+"""Sums, means, variances, extremes and norms over dimensions.
+
+Sources: tools/autograd/derivatives.yaml and FunctionsManual.cpp (`sum_backward`, `mean_backward`, `var_backward`,
+`std_backward`, `norm_backward`, `logsumexp_backward`, `evenly_distribute_backward`,
+`scale_grad_by_count`), torch/_refs for what is decomposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.eager import strides as layout
+from staticmem.eager.strides import numel
+from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
+from staticmem.ops.traces.registry import lookup, traced
+from staticmem.ops.traces.unary import call, sgn
+from staticmem.tracing.nodes import Node
+from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
+
+Dims = Sequence[int] | int | None
+
+
+def _listed(dims: Dims) -> tuple[int, ...]:
+    return () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+
+
+def _axes(self: Node, dims: tuple[int, ...]) -> list[int]:
+    """Dimensions from the front, in order; all where none are named."""
+    return sorted({self.dim(d) for d in dims}) if dims else list(range(self.ndim))
+
+
+def _restored(t: Tracer, grad: Node, self: Node, dims: tuple[int, ...], keepdim: bool) -> Node:
+    """`unsqueeze_multiple`: a gradient with the dimensions that were summed."""
+    if keepdim or not dims or not self.ndim:
+        return grad
+    if len(dims) == 1:
+        return t.unsqueeze(grad, dims[0])
+    for d in _axes(self, dims):
+        grad = t.unsqueeze(grad, d)
+    return grad
+
+
+def _spread(t: Tracer, grad: Node, self: Node, dims: tuple[int, ...], keepdim: bool) -> Node:
+    return t.expand(_restored(t, grad, self, dims, keepdim), self.shape)
+
+
+def _result(
+    t: Tracer, name: str, self: Node, dims: tuple[int, ...], keepdim: bool, dtype: DType, overload: str
+) -> Node:
+    """A reduction; all of a tensor where no dimensions are named."""
+    more = {} if dtype is self.dtype else {"dtype": dtype}
+    if not dims:
+        shape = reduced(self.shape, range(self.ndim), keepdim)
+        args: tuple[Any, ...] = (self,) if not keepdim else (self, (), True)
+        target = f"aten::{name}" if not keepdim else f"aten::{name}.{overload}"
+        return t.node(target, args, form(shape, dtype), more)
+    shape = reduced(self.shape, _axes(self, dims), keepdim)
+    return t.node(f"aten::{name}.{overload}", (self, dims, keepdim), form(shape, dtype), more)
+
+
+@traced("sum")
+def sum_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
+    given = _listed(dim)
+    integer = self.dtype.kind in ("int", "bool")
+    out = _result(t, "sum", self, given, keepdim, dtype or (dtypes.int64 if integer else self.dtype), "dim_IntList")
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [_spread(t, grads[0], self, given, keepdim)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("mean")
+def mean(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
+    given = _listed(dim)
+    out = _result(t, "mean", self, given, keepdim, dtype or self.dtype, "dim")
+    count = numel([self.shape[d] for d in _axes(self, given)])
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [t.pointwise("aten::div.Scalar", _spread(t, grads[0], self, given, keepdim), count)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("nansum")
+def nansum(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
+    given = _listed(dim)
+    numbers = t.where(t.pointwise("aten::isnan", self, dtype=dtypes.bool_), 0, self)
+    out = _result(t, "sum", numbers, given, keepdim, dtype or self.dtype, "dim_IntList")
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        missing = t.pointwise("aten::isnan", self, dtype=dtypes.bool_)
+        counted = t.pointwise("aten::logical_not", missing, dtype=dtypes.bool_)
+        return [t.mul(_spread(t, grads[0], self, given, keepdim), counted)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("count_nonzero")
+def count_nonzero(t: Tracer, self: Node, dim: Dims = None) -> Node:
+    given = _listed(dim)
+    mask = t.compare("ne", self, 0)
+    shape = reduced(self.shape, _axes(self, given), False)
+    return t.node("aten::sum.dim_IntList", (mask, given or None), form(shape, dtypes.int64))
+
+
+@traced("any")
+def any_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False) -> Node:
+    shape = reduced(self.shape, _axes(self, _listed(dim)), keepdim)
+    if dim is None:
+        return t.node("aten::any", (self,), form(shape, dtypes.bool_))
+    overload = "dim" if isinstance(dim, int) else "dims"
+    return t.node(f"aten::any.{overload}", (self, dim, keepdim), form(shape, dtypes.bool_))
+
+
+@traced("all")
+def all_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False) -> Node:
+    """None is false."""
+    wrong = t.pointwise("aten::logical_not", self, dtype=dtypes.bool_)
+    whole = dim is None
+    any_wrong = t.node("aten::any.dims", (wrong,), form((), dtypes.bool_)) if whole else any_(t, wrong, dim, keepdim)
+    return t.pointwise("aten::logical_not", any_wrong, dtype=dtypes.bool_)
+
+
+@traced("_is_all_true")
+def is_all_true(t: Tracer, self: Node) -> Node:
+    return t.node("aten::_is_all_true", (self,), form((), dtypes.bool_))
+
+
+@traced("_is_any_true")
+def is_any_true(t: Tracer, self: Node) -> Node:
+    return t.node("aten::_is_any_true", (self,), form((), dtypes.bool_))
+
+
+# -- variances ---------------------------------------------------------------------------------------------------------
+
+
+def _moments(args: tuple[Any, ...], unbiased: bool | None, correction: Any) -> tuple[tuple[int, ...], float, Any]:
+    """Dimensions, what is taken off the count, and whether dimensions are kept, of the overloads of `var`."""
+    rest = list(args)
+    dims: tuple[int, ...] = ()
+    if rest and not isinstance(rest[0], bool):
+        dims = _listed(rest.pop(0))
+    if unbiased is None and rest and isinstance(rest[0], bool):
+        unbiased = rest.pop(0)
+    keepdim = bool(rest.pop(0)) if rest else None
+    off = (1 if unbiased in (None, True) else 0) if correction is None else correction
+    return dims, off, keepdim
+
+
+def _var(t: Tracer, self: Node, dims: tuple[int, ...], off: float, keepdim: bool) -> Node:
+    shape = reduced(self.shape, _axes(self, dims), keepdim)
+    how = {"correction": off, "keepdim": keepdim}
+    return t.node("aten::var.correction", (self, dims or None), form(shape, self.dtype), how)
+
+
+def _variance_gradient(
+    t: Tracer, grad: Node, self: Node, dims: tuple[int, ...], off: float, keepdim: bool, late: bool = False
+) -> Node:
+    """`var_backward`; of a standard deviation the gradient gets its dimensions after the mean is taken."""
+    count = numel([self.shape[d] for d in _axes(self, dims)])
+    if not late:
+        grad = _restored(t, grad, self, dims, keepdim)
+    centre = _result(t, "mean", self, dims, True, self.dtype, "dim") if dims else _result(
+        t, "mean", self, (), False, self.dtype, "dim"
+    )  # fmt: skip
+    centred = t.sub(self, centre)
+    if late:
+        grad = _restored(t, grad, self, dims, keepdim)
+    scale = 2.0 / (count - off) if count != off else math.inf
+    return t.mul(t.pointwise("aten::mul.Scalar", grad, scale), centred)
+
+
+def _deviation_gradient(t: Tracer, grad: Node, out: Node) -> Node:
+    """Of a variance from that of its root, which is zero where the root is."""
+    quotient = t.div(grad, t.pointwise("aten::mul.Scalar", out, 2))
+    at_zero = t.compare("eq", out, 0)
+    return t.where(at_zero, 0, quotient)
+
+
+@traced("var")
+def var(t: Tracer, self: Node, *args: Any, unbiased: bool | None = None, correction: Any = None,
+        keepdim: bool = False) -> Node:  # fmt: skip
+    dims, off, kept = _moments(args, unbiased, correction)
+    keep = keepdim if kept is None else kept
+    out = _var(t, self, dims, off, keep)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [_variance_gradient(t, grads[0], self, dims, off, keep)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("std")
+def std(t: Tracer, self: Node, *args: Any, unbiased: bool | None = None, correction: Any = None,
+        keepdim: bool = False) -> Node:  # fmt: skip
+    dims, off, kept = _moments(args, unbiased, correction)
+    keep = keepdim if kept is None else kept
+    out = t.cast(call(t, "sqrt", _var(t, t.opmath(self), dims, off, keep)), self.dtype)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        by_variance = _deviation_gradient(t, grads[0], out)
+        return [_variance_gradient(t, by_variance, self, dims, off, keep, late=True)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+def _both(t: Tracer, self: Node, args: tuple[Any, ...], unbiased: Any, correction: Any, keepdim: bool, root: bool,
+          ) -> list[Node]:  # fmt: skip
+    dims, off, kept = _moments(args, unbiased, correction)
+    keep = keepdim if kept is None else kept
+    one = form(reduced(self.shape, _axes(self, dims), keep), self.dtype)
+    how = {"correction": off, "keepdim": keep}
+    variance, centre = t.several("aten::var_mean.correction", (self, dims or None), [one, one], **how)
+    first = call(t, "sqrt", variance) if root else variance
+    count = numel([self.shape[d] for d in _axes(self, dims)])
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        by_first = by_mean = None
+        if grads[0] is not None:
+            grad = _deviation_gradient(t, grads[0], first) if root else grads[0]
+            by_first = _variance_gradient(t, grad, self, dims, off, keep, late=root)
+        if grads[1] is not None:
+            by_mean = t.pointwise("aten::div.Scalar", _spread(t, grads[1], self, dims, keep), count)
+        if by_first is None or by_mean is None:
+            return [by_first or by_mean]
+        return [t.add(by_first, by_mean)]
+
+    t.record([first, centre], [self], gradient)
+    return [first, centre]
+
+
+@traced("var_mean")
+def var_mean(t: Tracer, self: Node, *args: Any, unbiased: Any = None, correction: Any = None,
+             keepdim: bool = False) -> list[Node]:  # fmt: skip
+    return _both(t, self, args, unbiased, correction, keepdim, False)
+
+
+@traced("std_mean")
+def std_mean(t: Tracer, self: Node, *args: Any, unbiased: Any = None, correction: Any = None,
+             keepdim: bool = False) -> list[Node]:  # fmt: skip
+    return _both(t, self, args, unbiased, correction, keepdim, True)
+
+
+# -- extremes ----------------------------------------------------------------------------------------------------------
+
+
+def _extreme(name: str) -> None:
+    def over_dims(t: Tracer, self: Node, dim: Dims = (), keepdim: bool = False) -> Node:
+        """Equal elements share the gradient (`scale_grad_by_count`)."""
+        dims = _listed(dim)
+        shape = reduced(self.shape, _axes(self, dims), keepdim)
+        out = t.node(f"aten::{name}", (self, dims, keepdim), form(shape, self.dtype))
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            grad = grads[0]
+            assert grad is not None
+            result = out
+            if not keepdim:
+                kept = reduced(self.shape, _axes(self, dims), True) if dims else ()
+                result = t.view(out, kept)
+            mask = t.compare("eq", result, self)
+            grad = grad if keepdim else t.view(grad, result.shape)
+            count = t.reduce("aten::sum.dim_IntList", mask, dims, True, dtypes.int64)
+            return [t.mul(t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype), mask)]
+
+        t.record(out, [self], gradient)
+        return out
+
+    traced(name)(over_dims)
+
+    def of_all(t: Tracer, self: Node, *args: Any, **kwargs: Any) -> Any:
+        """`evenly_distribute_backward`. Recordings and exports name overloads, hand-made graphs need not."""
+        if args or kwargs:
+            other = args[0] if args else kwargs.get("other")
+            function = lookup(f"aten::{name[1:]}.{'other' if isinstance(other, Node) else 'dim'}")
+            assert function is not None
+            return function(t, self, *args, **kwargs)
+        out = t.node(f"aten::{name[1:]}", (self,), form((), self.dtype))
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            grad = grads[0]
+            assert grad is not None
+            missing = t.pointwise("aten::isnan", self, dtype=dtypes.bool_)
+            none = t.pointwise("aten::isnan", out, dtype=dtypes.bool_)
+            both = t.pointwise("aten::logical_and", missing, none, dtype=dtypes.bool_)
+            equal = t.compare("eq", self, out)
+            mask = t.pointwise("aten::logical_or", equal, both, dtype=dtypes.bool_)
+            count = t.node("aten::sum", (mask,), form((), dtypes.int64))
+            return [t.mul(mask, t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype))]
+
+        t.record(out, [self], gradient)
+        return out
+
+    traced(name[1:])(of_all)
+
+
+_extreme("amax")
+_extreme("amin")
+
+
+def _position(name: str) -> None:
+    def function(t: Tracer, self: Node, dim: int | None = None, keepdim: bool = False) -> Node:
+        shape = reduced(self.shape, _axes(self, _listed(dim)), keepdim)
+        args = (self,) if dim is None and not keepdim else (self, dim, keepdim)
+        return t.node(f"aten::{name}", args, form(shape, dtypes.int64))
+
+    traced(name)(function)
+
+
+_position("argmax")
+_position("argmin")
+
+
+@traced("logsumexp special_logsumexp")
+def logsumexp(t: Tracer, self: Node, dim: Dims, keepdim: bool = False) -> Node:
+    """torch/_refs: the largest is taken off first, unless it is infinite."""
+    dims = _listed(dim)
+    x = t.opmath(self)
+    largest = t.reduce("aten::amax", x, dims, True)
+    infinite = t.compare("eq", call(t, "abs", largest), math.inf)
+    largest = t.where(infinite, 0, largest)
+    back = largest if keepdim else t.squeeze(largest, dims)
+    powers = call(t, "exp", t.sub(x, largest))
+    out = t.cast(t.add(call(t, "log", t.sum(powers, dims, keepdim)), back), self.dtype)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        grad = _restored(t, grads[0], self, dims, keepdim)
+        result = _restored(t, out, self, dims, keepdim)
+        return [t.mul(grad, call(t, "exp", t.sub(self, result)))]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+# -- norms -------------------------------------------------------------------------------------------------------------
+
+
+@traced("linalg_vector_norm")
+def linalg_vector_norm(
+    t: Tracer, self: Node, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Node:
+    """torch/_refs/linalg, `vector_norm`, in float32 for halves."""
+    dims = _listed(dim)
+    over = dims or tuple(range(self.ndim))
+    x = t.opmath(self)
+    if ord == 0 or (ord not in (1, 2) and t.needs_grad(self)):
+        raise ValueError(f"the gradient of a norm of order {ord} is not traced")
+    if abs(ord) == math.inf:
+        out = t.reduce("aten::amax" if ord > 0 else "aten::amin", call(t, "abs", x), over, keepdim)
+    else:
+        powers = x if ord % 2 == 0 else call(t, "abs", x)
+        powers = t.pointwise("aten::pow.Tensor_Scalar", powers, ord)
+        total = t.sum(powers, over, keepdim) if dims or keepdim else t.node(
+            "aten::sum.dim_IntList", (powers, None), form((), x.dtype)
+        )  # fmt: skip
+        out = t.pointwise("aten::pow.Tensor_Scalar", total, 1 / ord)
+    out = t.cast(out, dtype or self.dtype)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [_norm_gradient(t, grads[0], self, out, ord, dims, keepdim)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+def _norm_gradient(t: Tracer, grad: Node, self: Node, norm: Node, p: float, dims: tuple[int, ...], keep: bool) -> Node:
+    """`norm_backward`"""
+    grad, norm = _restored(t, grad, self, dims, keep), _restored(t, norm, self, dims, keep)
+    if p == 1:
+        return t.mul(sgn(t, self), grad)
+    if p == 2:
+        unit = _filled(t, t.div(self, norm), norm)
+        return t.mul(grad, unit if layout.is_contiguous(unit.shape, unit.strides) else t.clone(unit))
+    raise AssertionError(f"the gradient of a norm of order {p}")
+
+
+def _filled(t: Tracer, quotient: Node, norm: Node) -> Node:
+    """Zero where the norm is (`masked_fill`)."""
+    return t.where(t.compare("eq", norm, 0), 0, quotient)
+
+
+@traced("norm")
+def norm(
+    t: Tracer, self: Node, p: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Node:
+    return linalg_vector_norm(t, self, 2 if p is None else p, dim, keepdim, dtype=dtype)

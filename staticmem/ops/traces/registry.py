@@ -1,0 +1,54 @@
+"""The table of calls that autograd sees: ATen target -> function that makes its nodes and records its gradients.
+
+A function has the tracer first, then the arguments of the ATen schema, tensors as nodes. Composite calls (`linear`,
+`layer_norm` of tensors in a list) call other functions of the table, as their C++ does; what has a formula in
+tools/autograd/derivatives.yaml makes the nodes of its decomposition and records a gradient.
+
+What autocast does with a call, and which calls only check something, stands with the op's rule (`ops.registry`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# The files of this folder that register calls, the most common ones first; a target stands in one of them. Overloads
+# stand before the file with the name alone: `max.other` and `max.dim` before `max`.
+FAMILIES = (
+    "linear", "convolution", "normalization", "activations", "arithmetic", "views", "layer_norm", "softmax", "pooling",
+    "joining", "dropouts", "rearranging", "resample", "shuffles", "casts", "repeating", "indexing", "attention",
+    "einsum", "unary", "comparison", "factories", "sorting", "reduction", "scattering", "loss", "distances",
+    "running", "recurrent", "encoder_layer", "weight_norm",
+)  # fmt: skip
+TRACED: dict[str, Callable[..., Any]] = {}
+_imported = 0
+
+
+def traced(names: str) -> Callable[[Function], Function]:
+    """Registers a function for calls, with or without an overload: `"add sub.Tensor torchvision::nms"`. Names without a
+    namespace are those of ATen. In-place calls (`relu_`) need no entry: they are the call and a write."""
+
+    def register(function: Function) -> Function:
+        for name in names.split():
+            target = name if "::" in name else f"aten::{name}"
+            if target in TRACED:
+                raise ValueError(f"two traces of {target}")
+            TRACED[target] = function
+        return function
+
+    return register
+
+
+def lookup(target: str) -> Callable[..., Any] | None:
+    """The function for `aten::add.Tensor`, else that for `aten::add`; None for a call that the table lacks."""
+    global _imported
+    base = target.split(".", 1)[0]
+    while True:
+        function = TRACED.get(target) or TRACED.get(base)
+        if function is not None or _imported == len(FAMILIES):
+            return function
+        import_module(f"staticmem.ops.traces.{FAMILIES[_imported]}")
+        _imported += 1
