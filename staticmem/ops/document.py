@@ -6,6 +6,7 @@ import sys
 from itertools import groupby
 
 from staticmem.ops import Rule, rules
+from staticmem.ops.traces.registry import untraced
 
 HEAD = """# Ops
 
@@ -40,6 +41,9 @@ def render() -> str:
         lines += [f"## {module}\n", "| op | autocast | what it saves, what backward allocates |", "|---|---|---|"]
         rows = [_row(list(same)) for _, same in groupby(members, key=lambda rule: (rule.facts, rule.autocast))]
         lines += [*sorted(rows), ""]
+    lines += ["## Without a trace under `torch.compile`\n"]
+    lines += ["A compiled step runs each of these as one extern call, or its graph ends there.\n"]
+    lines.append(", ".join(f"`{target}`" for target in untraced()))
     return "\n".join(lines).rstrip() + "\n"
 
 

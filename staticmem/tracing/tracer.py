@@ -180,9 +180,9 @@ class Tracer:
         """The tensor where it is contiguous, or a copy."""
         return self_ if layout.is_contiguous(self_.shape, self_.strides) else self.clone(self_)
 
-    def iota(self, size: int) -> Node:
+    def iota(self, size: int, start: int = 0) -> Node:
         """The positions of a dimension (`arange` of one number)."""
-        kwargs = {"start": 0, "step": 1, "dtype": dtypes.int64, "requires_grad": False}
+        kwargs = {"start": start, "step": 1, "dtype": dtypes.int64, "requires_grad": False}
         return self.node("prims::iota", (size,), form((size,), dtypes.int64), kwargs)
 
     def random(self, shape: Shape, dtype: DType = dtypes.float32, mode: str = "rand") -> Node:

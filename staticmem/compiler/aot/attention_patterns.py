@@ -22,7 +22,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.ops.traces.arithmetic import add, div, mul
 from staticmem.ops.traces.attention import scaled_dot_product_attention
-from staticmem.ops.traces.dropouts import dropout
+from staticmem.ops.traces.factories import dropout
 from staticmem.ops.traces.linear import matmul
 from staticmem.ops.traces.softmax import softmax
 from staticmem.ops.traces.views import contiguous, permute, transpose

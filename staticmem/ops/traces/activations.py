@@ -1,4 +1,4 @@
-"""Activations: their decompositions and those of their backward.
+"""Activations and bounds: their decompositions and those of their backward.
 
 Sources: torch/_decomp/decompositions.py, torch/_refs/nn/functional, torch/_inductor/decomposition.py (silu); the
 formulas of tools/autograd/derivatives.yaml say what the backward reads.
@@ -11,13 +11,17 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
+from staticmem.ops.traces.arithmetic import mul, sub, tensor
+from staticmem.ops.traces.comparison import boolean, chosen, where
 from staticmem.ops.traces.joining import concatenated
-from staticmem.ops.traces.registry import traced
+from staticmem.ops.traces.registry import trace_of, traced
+from staticmem.ops.traces.unary import call
 from staticmem.ops.traces.views import view
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946  # Activation.cpp
+
 _SQRT2, _SQRT1_2, _2_SQRTPI = 1.41421356237309504880, 0.70710678118654752440, 1.12837916709551257390  # `gelu_backward`
 
 
@@ -364,3 +368,78 @@ def glu(t: Tracer, self: Node, dim: int = -1) -> Node:
         return t.cast(concatenated(t, (t.mul(gate, grad_), by_second), axis), self.dtype)
 
     return _recorded(t, out, self, backward)
+
+
+def _bound(t: Tracer, name: str, self: Node, bound: Any) -> Node:
+    return t.pointwise(f"aten::{name}{'.Tensor' if isinstance(bound, Node) else ''}", self, bound)
+
+
+def _masked(t: Tracer, grad: Node, mask: Callable[[], Node]) -> Node:
+    zero = t.full((), 0, grad.dtype)
+    return chosen(t, mask(), grad, zero)
+
+
+def _only(t: Tracer, self: Node, bound: Any, name: str, beyond: str, within: str) -> Node:
+    out = _bound(t, name, self, bound)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        by_bound = _masked(t, grad, lambda: t.compare(beyond, self, bound)) if need[1] else None
+        by_self = _masked(t, grad, lambda: t.compare(within, self, bound)) if need[0] else None
+        return [by_self, by_bound]
+
+    t.record(out, [self, tensor(bound)], gradient)
+    return out
+
+
+@traced("clamp_min")
+def clamp_min(t: Tracer, self: Node, min: Any) -> Node:
+    return _only(t, self, min, "clamp_min", "lt", "ge")
+
+
+@traced("clamp_max")
+def clamp_max(t: Tracer, self: Node, max: Any) -> Node:
+    return _only(t, self, max, "clamp_max", "gt", "le")
+
+
+@traced("clamp clip")
+def clamp(t: Tracer, self: Node, min: Any = None, max: Any = None) -> Node:
+    """`clamp_backward`, `clamp_backward_min_max` of FunctionsManual.cpp."""
+    if max is None:
+        return clamp_min(t, self, min)
+    if min is None:
+        return clamp_max(t, self, max)
+    numbers = not isinstance(min, Node) and not isinstance(max, Node)
+    x = t.opmath(self) if numbers else self
+    out = t.cast(_bound(t, "clamp_max", _bound(t, "clamp_min", x, min), max), self.dtype)
+
+    def both(target: str, a: Node, b: Node) -> Node:
+        return boolean(t, f"aten::logical_{target}", a, b)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        by_min = by_max = by_self = None
+        if any(need[1:]):
+            zero = t.full((), 0, grad.dtype)
+            if need[1]:
+                below = both("and", t.compare("lt", self, min), t.compare("lt", min, max))
+                by_min = chosen(t, below, grad, zero)
+            if need[2]:
+                above = both("or", t.compare("gt", self, max), t.compare("lt", max, min))
+                by_max = chosen(t, above, grad, zero)
+        if need[0]:
+            by_self = _masked(t, grad, lambda: both("and", t.compare("ge", self, min), t.compare("le", self, max)))
+        return [by_self, by_min, by_max]
+
+    t.record(out, [self, tensor(min), tensor(max)], gradient)
+    return out
+
+
+@traced("softshrink")
+def softshrink(t: Tracer, self: Node, lambd: float = 0.5) -> Node:
+    """torch/_refs/nn/functional: nan stays nan by a product with zero. Autograd sees its parts."""
+    outside = t.compare("gt", call(t, "abs", self), lambd)
+    shrunk = sub(t, self, mul(t, trace_of("aten::sign")(t, self), lambd))
+    return where(t, outside, shrunk, mul(t, self, 0))

@@ -18,17 +18,17 @@ from staticmem.ir.dtypes import DType
 from staticmem.ops.attention import choose_kernel, like_query, refusal
 from staticmem.ops.traces.arithmetic import add, mul_scalar
 from staticmem.ops.traces.casts import to_copy
-from staticmem.ops.traces.dropouts import dropout
+from staticmem.ops.traces.factories import dropout
 from staticmem.ops.traces.linear import matmul
-from staticmem.ops.traces.rearranging import constant_pad
+from staticmem.ops.traces.rearranging import constant_pad, repeat_interleave
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.repeating import repeat_interleave
 from staticmem.ops.traces.softmax import softmax_forward, softmax_gradient
 from staticmem.ops.traces.views import expand, slice_, transpose
 from staticmem.tracing.nodes import GETITEM, Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
 
 _SEEDS = form((), dtypes.int64)
+
 _ALIGNMENT = 8  # elements; attention.cpp, `preprocess_mask` and `pad_last_dim`
 
 

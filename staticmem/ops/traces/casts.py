@@ -8,7 +8,8 @@ from typing import Any
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ops.traces.registry import traced
+from staticmem.ops.traces.registry import trace_of, traced
+from staticmem.ops.traces.views import clone
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -33,19 +34,6 @@ def _converted(t: Tracer, self: Node) -> Node:
     return out
 
 
-@traced("clone")
-def clone(t: Tracer, self: Node, memory_format: str | None = None) -> Node:
-    """A copy in the layout that is asked for, that of its input by default."""
-    strides = layout.in_memory_format(self.shape, self.strides, memory_format)
-    out = t.new("aten::clone", (self,), self.shape, self.dtype, strides)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        return grads
-
-    t.record(out, [self], gradient)
-    return out
-
-
 @traced("copy copy_")
 def copy(t: Tracer, self: Node, src: Node, non_blocking: bool = False) -> Node:
     """A write to all of a tensor as a value: what was there is gone.
@@ -56,7 +44,8 @@ def copy(t: Tracer, self: Node, src: Node, non_blocking: bool = False) -> Node:
     while number.base in ("aten::expand", "aten::view", "aten::alias"):
         number = number.inputs[0]
     if number.target == "aten::full" and not number.shape:
-        return fill(t, self, number.args[1])
+        filled: Node = trace_of("aten::fill.Scalar")(t, self, number.args[1])
+        return filled
     out = t.new("aten::copy", (self, src), self.shape, self.dtype, self.strides)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
@@ -66,19 +55,6 @@ def copy(t: Tracer, self: Node, src: Node, non_blocking: bool = False) -> Node:
         return [hidden, t.cast(grad, src.dtype) if need[1] else None]
 
     t.record(out, [self, src], gradient)
-    return out
-
-
-@traced("fill.Scalar fill_.Scalar zero zero_")
-def fill(t: Tracer, self: Node, value: float = 0) -> Node:
-    """One number everywhere; nothing flows back."""
-    out = t.full_like(self, value)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [t.zeros_like(grads[0])]
-
-    t.record(out, [self], gradient)
     return out
 
 

@@ -7,18 +7,16 @@ Onehot.cpp, Loss.cpp.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from staticmem.eager import strides as layout
-from staticmem.ir import dtypes
-from staticmem.ops.traces.arithmetic import add, add_scalar, div, mul, neg, sub
-from staticmem.ops.traces.comparison import clamp_min, where
-from staticmem.ops.traces.factories import iota
-from staticmem.ops.traces.joining import cat
+from staticmem.ops.traces.activations import clamp_min
+from staticmem.ops.traces.arithmetic import add, add_scalar, div, mul, sub
+from staticmem.ops.traces.comparison import where
 from staticmem.ops.traces.loss import MEAN, apply_reduction
 from staticmem.ops.traces.reduction import linalg_vector_norm, sum_
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.views import expand, slice_, view
+from staticmem.ops.traces.unary import neg
+from staticmem.ops.traces.views import expand
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -48,42 +46,6 @@ def _unchanged(grads: Gradients, need: Sequence[bool]) -> Gradients:
 def pairwise_distance(t: Tracer, x1: Node, x2: Node, p: float = 2, eps: float = 1e-6, keepdim: bool = False) -> Node:
     difference = add_scalar(t, sub(t, x1, x2), eps)
     return linalg_vector_norm(t, difference, p, (difference.ndim - 1,), keepdim)
-
-
-@traced("meshgrid")
-def meshgrid(t: Tracer, tensors: Sequence[Node], *, indexing: str = "ij") -> list[Node]:
-    if indexing == "xy" and len(tensors) > 1:  # the first two change places
-        second, first, *rest = meshgrid(t, [tensors[1], tensors[0], *tensors[2:]])
-        return [first, second, *rest]
-    sizes = [x.numel for x in tensors]
-    shapes = [[size if k == d else 1 for d in range(len(sizes))] for k, size in enumerate(sizes)]
-    return [expand(t, view(t, x, shape), sizes) for x, shape in zip(tensors, shapes, strict=True)]
-
-
-@traced("column_stack")
-def column_stack(t: Tracer, tensors: Sequence[Node]) -> Node:
-    return cat(t, [x if x.ndim > 1 else view(t, x, (x.numel, 1)) for x in tensors], 1)
-
-
-@traced("one_hot")
-def one_hot(t: Tracer, self: Node, num_classes: int = -1) -> Node:
-    if num_classes < 1:
-        raise ValueError("a one-hot encoding whose classes the data count breaks the graph")
-    column = t.unsqueeze(self, -1)
-    return t.cast(t.compare("eq", column, iota(t, num_classes)), dtypes.int64)
-
-
-@traced("diff")
-def diff(t: Tracer, self: Node, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Node:
-    if self.dtype.kind == "bool":
-        raise ValueError("a difference of booleans is not traced")
-    if prepend is not None or append is not None:
-        self = cat(t, [x for x in (prepend, self, append) if x is not None], dim)
-    for _ in range(n):
-        size = self.shape[self.dim(dim)]
-        before = slice_(t, self, dim, 0, size - 1)
-        self = sub(t, slice_(t, self, dim, 1, size), before)
-    return self
 
 
 @traced("margin_ranking_loss")

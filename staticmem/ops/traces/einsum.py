@@ -68,8 +68,3 @@ def inner(t: Tracer, self: Node, other: Node) -> Node:
     if not self.ndim or not other.ndim:
         return mul(t, self, other)
     return tensordot(t, self, other, (-1,), (-1,))
-
-
-@traced("outer ger")
-def outer(t: Tracer, self: Node, vec2: Node) -> Node:
-    return mul(t, view(t, self, (self.shape[0], 1)), vec2)

@@ -6,11 +6,16 @@ The gradient of a table is zeros that the gradients of its rows are added to: on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
+from staticmem.ops.traces.arithmetic import sub
+from staticmem.ops.traces.factories import iota
+from staticmem.ops.traces.joining import cat
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.views import derive
+from staticmem.ops.traces.scattering import gathered, scattered
+from staticmem.ops.traces.views import derive, expand, slice_
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -119,30 +124,6 @@ def selected(t: Tracer, self: Node, dim: int, positions: Node) -> Node:
     return t.clone(out, (layout.channels_last_strides if last else layout.contiguous_strides)(shape))
 
 
-@traced("masked_fill")
-def masked_fill(t: Tracer, self: Node, mask: Node, value: Node | float) -> Node:
-    """where, contiguous. The gradient of the result is filled with zeros, that of a tensor of one value is a sum."""
-    filler = t.cast(value, self.dtype) if isinstance(value, Node) else t.full((), value, self.dtype)
-    out = _filled(t, mask, filler, self)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_self = _filled(t, mask, t.full((), 0, grad.dtype), grad) if need[0] else None
-        if not need[1]:
-            return [by_self, None]
-        kept = t.pointwise("aten::where.self", mask, grad, t.full((), 0, grad.dtype), dtype=grad.dtype)
-        return [by_self, t.new("aten::sum", (kept,), (), grad.dtype)]
-
-    t.record(out, [self, value if isinstance(value, Node) else None], gradient)
-    return out
-
-
-def _filled(t: Tracer, mask: Node, value: Node, self: Node) -> Node:
-    out = t.pointwise("aten::where.self", mask, value, self, dtype=self.dtype)
-    return out if layout.is_contiguous(out.shape, out.strides) else t.clone(out)
-
-
 def _triangle(t: Tracer, self: Node, compare: str, diagonal: int) -> Node:
     columns = t.unsqueeze(t.iota(self.shape[-1]), -2)
     rows = t.unsqueeze(t.iota(self.shape[-2]), -1)
@@ -162,3 +143,54 @@ def tril(t: Tracer, self: Node, diagonal: int = 0) -> Node:
 @traced("triu")
 def triu(t: Tracer, self: Node, diagonal: int = 0) -> Node:
     return derive(t, _triangle(t, self, "ge", diagonal), self, lambda grad: _triangle(t, grad, "ge", diagonal))
+
+
+@traced("one_hot")
+def one_hot(t: Tracer, self: Node, num_classes: int = -1) -> Node:
+    if num_classes < 1:
+        raise ValueError("a one-hot encoding whose classes the data count breaks the graph")
+    column = t.unsqueeze(self, -1)
+    return t.cast(t.compare("eq", column, iota(t, num_classes)), dtypes.int64)
+
+
+@traced("diff")
+def diff(t: Tracer, self: Node, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Node:
+    if self.dtype.kind == "bool":
+        raise ValueError("a difference of booleans is not traced")
+    if prepend is not None or append is not None:
+        self = cat(t, [x for x in (prepend, self, append) if x is not None], dim)
+    for _ in range(n):
+        size = self.shape[self.dim(dim)]
+        before = slice_(t, self, dim, 0, size - 1)
+        self = sub(t, slice_(t, self, dim, 1, size), before)
+    return self
+
+
+@traced("gather")
+def gather(t: Tracer, self: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
+    out = gathered(t, self, dim, index)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        zeros = t.full(self.shape, 0, grads[0].dtype)
+        return [scattered(t, "aten::scatter_add", zeros, dim, index, grads[0])]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("take_along_dim")
+def take_along_dim(t: Tracer, self: Node, indices: Node, dim: int | None = None) -> Node:
+    """Both broadcast along the other dimensions; positions count from the end below zero."""
+    if dim is None:
+        raise ValueError("take_along_dim of all elements is not traced")
+    axis = self.dim(dim)
+    sizes = layout.broadcast_shapes(
+        (*self.shape[:axis], 1, *self.shape[axis + 1 :]), (*indices.shape[:axis], 1, *indices.shape[axis + 1 :])
+    )
+    of_index, of_self = list(sizes), list(sizes)
+    of_index[axis], of_self[axis] = indices.shape[axis], self.shape[axis]
+    index = expand(t, indices, of_index)
+    source = expand(t, self, of_self)
+    index = t.pointwise("aten::remainder.Scalar", index, self.shape[axis])
+    return gather(t, source, dim, index)

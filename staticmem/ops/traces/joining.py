@@ -7,7 +7,7 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.views import select, unsqueeze, view
+from staticmem.ops.traces.views import expand, select, slice_, unsqueeze, view
 from staticmem.tracing.nodes import GETITEM, Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, promoted
 
@@ -176,3 +176,38 @@ def _at_least(t: Tracer, self: Node, dims: int) -> Node:
     if self.ndim == 1 and dims > 1:
         self = unsqueeze(t, self, 0)
     return unsqueeze(t, self, -1) if self.ndim == 2 and dims == 3 else self
+
+
+@traced("meshgrid")
+def meshgrid(t: Tracer, tensors: Sequence[Node], *, indexing: str = "ij") -> list[Node]:
+    if indexing == "xy" and len(tensors) > 1:  # the first two change places
+        second, first, *rest = meshgrid(t, [tensors[1], tensors[0], *tensors[2:]])
+        return [first, second, *rest]
+    sizes = [x.numel for x in tensors]
+    shapes = [[size if k == d else 1 for d in range(len(sizes))] for k, size in enumerate(sizes)]
+    return [expand(t, view(t, x, shape), sizes) for x, shape in zip(tensors, shapes, strict=True)]
+
+
+@traced("column_stack")
+def column_stack(t: Tracer, tensors: Sequence[Node]) -> Node:
+    return cat(t, [x if x.ndim > 1 else view(t, x, (x.numel, 1)) for x in tensors], 1)
+
+
+@traced("broadcast_tensors")
+def broadcast_tensors(t: Tracer, tensors: Sequence[Node]) -> list[Node]:
+    shape = layout.broadcast_shapes(*[tensor.shape for tensor in tensors])
+    return [expand(t, tensor, shape) for tensor in tensors]
+
+
+@traced("tensor_split")
+def tensor_split(t: Tracer, self: Node, sections: int | Sequence[int], dim: int = 0) -> list[Node]:
+    """Slices (`tensor_split_sections`, TensorShape.cpp)."""
+    size = self.shape[self.dim(dim)]
+    if isinstance(sections, int):
+        if sections < 1:
+            raise ValueError(f"{sections} sections")
+        small, longer = divmod(size, sections)
+        ends = [k * small + min(k, longer) for k in range(1, sections + 1)]
+    else:
+        ends = [*sections, size]
+    return [slice_(t, self, dim, start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from staticmem.eager import strides as layout
 from staticmem.ops import kinds_of
+from staticmem.ops.traces.arithmetic import mul
 from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.views import contiguous, expand, squeeze, t_, transpose, unsqueeze, view
 from staticmem.tracing.nodes import Node
@@ -256,3 +257,8 @@ def _batched(t: Tracer, self: Node, other: Node) -> Node:
         out = bmm(t, first, second)
     shape = batch + ((n,) if self.ndim > 1 else ()) + ((other.shape[-1],) if other.ndim > 1 else ())
     return view(t, out, shape)
+
+
+@traced("outer ger")
+def outer(t: Tracer, self: Node, vec2: Node) -> Node:
+    return mul(t, view(t, self, (self.shape[0], 1)), vec2)

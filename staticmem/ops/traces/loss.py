@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
-from staticmem.ops.traces.arithmetic import add, add_scalar, div, div_scalar, mul, mul_scalar, neg, sub
-from staticmem.ops.traces.comparison import xlogy
-from staticmem.ops.traces.indexing import masked_fill
+from staticmem.ops.traces.arithmetic import add, add_scalar, div, div_scalar, mul, mul_scalar, sub
+from staticmem.ops.traces.binary import xlogy
+from staticmem.ops.traces.comparison import masked_fill
 from staticmem.ops.traces.reduction import mean, sum_
-from staticmem.ops.traces.registry import TRACED, traced
+from staticmem.ops.traces.registry import trace_of, traced
 from staticmem.ops.traces.softmax import log_softmax
-from staticmem.ops.traces.unary import call
+from staticmem.ops.traces.unary import call, neg
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -109,7 +109,7 @@ def huber_loss(t: Tracer, self: Node, target: Node, reduction: int = MEAN, delta
 
 @traced("l1_loss")
 def l1_loss(t: Tracer, self: Node, target: Node, reduction: int = MEAN) -> Node:
-    return apply_reduction(t, TRACED["aten::abs"](t, sub(t, self, target)), reduction)
+    return apply_reduction(t, trace_of("aten::abs")(t, sub(t, self, target)), reduction)
 
 
 @traced("binary_cross_entropy")
@@ -207,7 +207,7 @@ def kl_div(t: Tracer, self: Node, target: Node, reduction: int = MEAN, *, log_ta
     """target * (log(target) - input)."""
     if log_target:
         difference = sub(t, target, self)
-        loss = mul(t, TRACED["aten::exp"](t, target), difference)
+        loss = mul(t, trace_of("aten::exp")(t, target), difference)
     else:
         product = mul(t, target, self)
         loss = sub(t, xlogy(t, target, target), product)

@@ -19,6 +19,7 @@ from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form
 
 Sizes = Sequence[int]
+
 _LARGEST_WINDOW = 25  # torch/_inductor/lowering.py, `should_fallback_max_pool_with_indices`
 
 
@@ -210,6 +211,7 @@ def _register_avg_pool(rank: int) -> None:
 
 
 _register_avg_pool(2)
+
 _register_avg_pool(3)
 
 

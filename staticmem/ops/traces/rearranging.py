@@ -1,7 +1,9 @@
-"""Padding by a number, by reflection and by repetition.
+"""Padding; shuffles of channels and pixels, which are views of more dimensions and a copy; tensors that are repeated,
+turned round or moved along.
 
 Sources: torch/_decomp/decompositions.py (`_reflection_or_replication_pad`, `_reflection_pad_backward`),
-tools/autograd/derivatives.yaml (`constant_pad_nd_backward`: a pad by less than nothing).
+tools/autograd/derivatives.yaml (`constant_pad_nd_backward`: a pad by less than nothing), torch/_refs,
+aten/src/ATen/native/Repeat.cpp.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
+from staticmem.ops.traces.indexing import selected
 from staticmem.ops.traces.registry import traced
+from staticmem.ops.traces.views import clone, derive, expand, flatten, unsqueeze, view
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer, form
+from staticmem.tracing.tracer import Gradients, Tracer
 
 
 @traced("pad")
@@ -52,12 +56,6 @@ def _constant(t: Tracer, self: Node, pads: tuple[int, ...], value: float) -> Nod
     return t.new("aten::constant_pad_nd", (self, pads, value), tuple(shape), self.dtype, strides)
 
 
-def iota(t: Tracer, length: int, start: int = 0) -> Node:
-    return t.node(
-        "prims::iota", (length,), form((length,), dtypes.int64), {"start": start, "step": 1, "requires_grad": False}
-    )
-
-
 def unsafe_index(t: Tracer, self: Node, indices: Sequence[Node | None]) -> Node:
     """`_unsafe_index.Tensor`: indices next to each other take the place of their dimensions."""
     given = [index for index in indices if index is not None]
@@ -82,7 +80,7 @@ def _padded(t: Tracer, self: Node, pads: Sequence[int], index: Callable[[int, in
 @traced("reflection_pad1d reflection_pad2d reflection_pad3d")
 def reflection_pad(t: Tracer, self: Node, padding: Sequence[int]) -> Node:
     def index(before: int, size: int, after: int) -> Node:
-        where = iota(t, before + size + after, -before)
+        where = t.iota(before + size + after, -before)
         inner = t.pointwise("aten::abs", t.sub(size - 1, t.pointwise("aten::abs", where)))
         return t.sub(size - 1, inner)
 
@@ -99,7 +97,7 @@ def reflection_pad(t: Tracer, self: Node, padding: Sequence[int]) -> Node:
 @traced("replication_pad1d replication_pad2d replication_pad3d")
 def replication_pad(t: Tracer, self: Node, padding: Sequence[int]) -> Node:
     def index(before: int, size: int, after: int) -> Node:
-        where = iota(t, before + size + after, -before)
+        where = t.iota(before + size + after, -before)
         return t.pointwise("aten::clamp_max", t.pointwise("aten::clamp_min", where, 0), size - 1)
 
     out = t.cast(_padded(t, t.opmath(self), padding, index), self.dtype)
@@ -120,7 +118,7 @@ def _reflected_back(t: Tracer, grad: Node, self: Node, padding: Sequence[int]) -
     sizes = self.shape[-rank:]
     places = []
     for k, size in enumerate(self.shape):
-        places.append(t.view(iota(t, size), [-1 if d == k else 1 for d in range(self.ndim)]))
+        places.append(t.view(t.iota(size), [-1 if d == k else 1 for d in range(self.ndim)]))
     batch, x = places[:-rank], places[-rank:]
     before = [padding[2 * (rank - 1 - k)] for k in range(rank)]
     after = [padding[2 * (rank - 1 - k) + 1] for k in range(rank)]
@@ -160,3 +158,165 @@ def _reflected_back(t: Tracer, grad: Node, self: Node, padding: Sequence[int]) -
             if all(low <= high for _, (_, low, high) in chosen):  # else no padding is there
                 total = t.add(total, part(chosen))
     return total
+
+
+def _shuffled(t: Tracer, self: Node, factor: int) -> Node:
+    *batch, channels, height, width = self.shape
+    n = len(batch)
+    view = t.view(self, (*batch, channels // factor**2, factor, factor, height, width))
+    turned = t.permute(view, (*range(n), n, n + 3, n + 1, n + 4, n + 2))
+    result = t.view(turned, (*batch, channels // factor**2, height * factor, width * factor))
+    return _copied(t, result, self)
+
+
+def _unshuffled(t: Tracer, self: Node, factor: int) -> Node:
+    *batch, channels, height, width = self.shape
+    n = len(batch)
+    view = t.view(self, (*batch, channels, height // factor, factor, width // factor, factor))
+    turned = t.permute(view, (*range(n), n, n + 2, n + 4, n + 1, n + 3))
+    result = t.view(turned, (*batch, channels * factor**2, height // factor, width // factor))
+    return _copied(t, result, self)
+
+
+def _copied(t: Tracer, result: Node, like: Node) -> Node:
+    """In the layout that the input suggests."""
+    last = layout.prefers_channels_last(like.shape, like.strides)
+    return t.clone(result, layout.channels_last_strides(result.shape) if last else None)
+
+
+@traced("pixel_shuffle")
+def pixel_shuffle(t: Tracer, self: Node, upscale_factor: int) -> Node:
+    out = _shuffled(t, self, upscale_factor)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [_unshuffled(t, grads[0], upscale_factor)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("pixel_unshuffle")
+def pixel_unshuffle(t: Tracer, self: Node, downscale_factor: int) -> Node:
+    out = _unshuffled(t, self, downscale_factor)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [_shuffled(t, grads[0], downscale_factor)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("channel_shuffle native_channel_shuffle")
+def channel_shuffle(t: Tracer, self: Node, groups: int) -> Node:
+    out = _swapped(t, self, groups)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [_swapped(t, grads[0], self.shape[1] // groups)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+def _swapped(t: Tracer, self: Node, groups: int) -> Node:
+    batch, channels, *rest = self.shape
+    view = t.view(self, (batch, groups, channels // groups, *rest))
+    return t.view(t.permute(view, (0, 2, 1, *range(3, view.ndim))), self.shape)
+
+
+@traced("repeat tile")
+def repeat(t: Tracer, self: Node, repeats: Sequence[int]) -> Node:
+    """`repeat_backward` sums over the repeats in a view that has them as dimensions."""
+    repeats = (1,) * (self.ndim - len(repeats)) + tuple(repeats)
+    missing = len(repeats) - self.ndim
+    sizes = (1,) * missing + self.shape
+    shape = tuple([size * times for size, times in zip(sizes, repeats, strict=True)])
+    out = t.new("aten::repeat", (self, repeats), shape, self.dtype)
+
+    def back(grad: Node) -> Node:
+        if missing:
+            grad = t.sum(grad, range(missing))
+        apart: list[int] = []
+        summed: list[int] = []
+        for times, size in zip(repeats[missing:], self.shape, strict=True):
+            if times != 1:
+                summed.append(len(apart))
+                apart.append(times)
+            apart.append(size)
+        return t.sum(t.view(grad, apart), summed) if summed else grad
+
+    return derive(t, out, self, back)
+
+
+@traced("repeat_interleave.self_int")
+def repeat_interleave(
+    t: Tracer, self: Node, repeats: int, dim: int | None = None, *, output_size: int | None = None
+) -> Node:
+    """unsqueeze, expand, clone, flatten (`repeat_interleave_symint`, Repeat.cpp)."""
+    if dim is None:
+        self, dim = flatten(t, self), 0
+    dim = self.dim(dim)
+    wider = unsqueeze(t, self, dim + 1)
+    wider = expand(t, wider, (*wider.shape[: dim + 1], repeats, *wider.shape[dim + 2 :]))
+    return flatten(t, clone(t, wider, memory_format="contiguous_format"), dim, dim + 1)
+
+
+@traced("flip")
+def flip(t: Tracer, self: Node, dims: Sequence[int]) -> Node:
+    order = tuple([self.dim(d) for d in ((dims,) if isinstance(dims, int) else dims)])
+    return derive(t, _reversed(t, self, order), self, lambda grad: _reversed(t, grad, order))
+
+
+def _reversed(t: Tracer, x: Node, dims: tuple[int, ...]) -> Node:
+    return t.new("prims::rev", (x, dims), x.shape, x.dtype, layout.dense_like(x.shape, x.strides))
+
+
+traced("fliplr")(lambda t, self: flip(t, self, (1,)))
+
+traced("flipud")(lambda t, self: flip(t, self, (0,)))
+
+
+@traced("rot90")
+def rot90(t: Tracer, self: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> Node:
+    """Quarter turns (TensorTransformations.cpp)."""
+    first, second = (self.dim(d) for d in dims)
+
+    def turned(x: Node, quarters: int) -> Node:
+        if quarters % 4 == 0:
+            return t.clone(x)
+        if quarters % 4 == 2:
+            return _reversed(t, x, (first, second))
+        return t.transpose(_reversed(t, x, (second if quarters % 4 == 1 else first,)), first, second)
+
+    return derive(t, turned(self, k), self, lambda grad: turned(grad, -k))
+
+
+@traced("roll")
+def roll(t: Tracer, self: Node, shifts: Sequence[int] | int, dims: Sequence[int] | int = ()) -> Node:
+    """`roll` of torch/_refs: each dimension in turn is read at shifted positions; its backward rolls back."""
+    by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
+    along = (dims,) if isinstance(dims, int) else tuple(dims)
+    if not along:
+        return view(t, roll(t, flatten(t, self), by, (0,)), self.shape)
+    if len(by) != len(along):
+        raise ValueError(f"{len(by)} shifts in {len(along)} dimensions")
+
+    def rolled(node: Node, forward: bool) -> Node:
+        order = list(zip(by, along, strict=True))
+        for shift, dim in order if forward else reversed(order):  # `roll_backward` turns both lists round
+            node = _rolled(t, node, shift if forward else -shift, node.dim(dim))
+        return node
+
+    return derive(t, rolled(self, True), self, lambda grad: rolled(grad, False))
+
+
+def _rolled(t: Tracer, self: Node, shift: int, dim: int) -> Node:
+    size = self.shape[dim]
+    if not self.numel:
+        return t.clone(self)
+    positions = t.iota(size)
+    moved = t.pointwise("aten::add.Tensor", positions, (size - shift) % size)
+    wrapped = t.pointwise("aten::fmod.Scalar", moved, size)
+    return selected(t, self, dim, wrapped)

@@ -10,15 +10,13 @@ from staticmem.ops.traces.activations import sigmoid
 from staticmem.ops.traces.arithmetic import add, mul
 from staticmem.ops.traces.joining import chunk
 from staticmem.ops.traces.linear import linear
-from staticmem.ops.traces.registry import lookup, traced
+from staticmem.ops.traces.registry import trace_of, traced
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form
 
 
 def _apply(t: Tracer, name: str, x: Node) -> Node:
-    function = lookup(f"aten::{name}")
-    assert function is not None
-    activated: Node = function(t, x)
+    activated: Node = trace_of(f"aten::{name}")(t, x)
     return activated
 
 
@@ -68,4 +66,5 @@ def _simple(name: str, activation: str) -> None:
 
 
 _simple("rnn_tanh_cell", "tanh")
+
 _simple("rnn_relu_cell", "relu")

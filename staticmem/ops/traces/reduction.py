@@ -1,8 +1,7 @@
-"""Sums, means, variances, extremes and norms over dimensions.
+"""Sums, means, products, variances and norms over dimensions.
 
 Sources: tools/autograd/derivatives.yaml and FunctionsManual.cpp (`sum_backward`, `mean_backward`, `var_backward`,
-`std_backward`, `norm_backward`, `logsumexp_backward`, `evenly_distribute_backward`,
-`scale_grad_by_count`), torch/_refs for what is decomposed.
+`std_backward`, `norm_backward`, `prod_safe_zeros_backward`), torch/_refs for what is decomposed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from staticmem.eager import strides as layout
 from staticmem.eager.strides import numel
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ops.traces.registry import lookup, traced
+from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.unary import call, sgn
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
@@ -23,28 +22,28 @@ from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
 Dims = Sequence[int] | int | None
 
 
-def _listed(dims: Dims) -> tuple[int, ...]:
+def listed(dims: Dims) -> tuple[int, ...]:
     return () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
 
 
-def _axes(self: Node, dims: tuple[int, ...]) -> list[int]:
+def reduced_axes(self: Node, dims: tuple[int, ...]) -> list[int]:
     """Dimensions from the front, in order; all where none are named."""
     return sorted({self.dim(d) for d in dims}) if dims else list(range(self.ndim))
 
 
-def _restored(t: Tracer, grad: Node, self: Node, dims: tuple[int, ...], keepdim: bool) -> Node:
+def restored(t: Tracer, grad: Node, self: Node, dims: tuple[int, ...], keepdim: bool) -> Node:
     """`unsqueeze_multiple`: a gradient with the dimensions that were summed."""
     if keepdim or not dims or not self.ndim:
         return grad
     if len(dims) == 1:
         return t.unsqueeze(grad, dims[0])
-    for d in _axes(self, dims):
+    for d in reduced_axes(self, dims):
         grad = t.unsqueeze(grad, d)
     return grad
 
 
 def _spread(t: Tracer, grad: Node, self: Node, dims: tuple[int, ...], keepdim: bool) -> Node:
-    return t.expand(_restored(t, grad, self, dims, keepdim), self.shape)
+    return t.expand(restored(t, grad, self, dims, keepdim), self.shape)
 
 
 def _result(
@@ -57,13 +56,13 @@ def _result(
         args: tuple[Any, ...] = (self,) if not keepdim else (self, (), True)
         target = f"aten::{name}" if not keepdim else f"aten::{name}.{overload}"
         return t.node(target, args, form(shape, dtype), more)
-    shape = reduced(self.shape, _axes(self, dims), keepdim)
+    shape = reduced(self.shape, reduced_axes(self, dims), keepdim)
     return t.node(f"aten::{name}.{overload}", (self, dims, keepdim), form(shape, dtype), more)
 
 
 @traced("sum")
 def sum_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
-    given = _listed(dim)
+    given = listed(dim)
     integer = self.dtype.kind in ("int", "bool")
     out = _result(t, "sum", self, given, keepdim, dtype or (dtypes.int64 if integer else self.dtype), "dim_IntList")
 
@@ -77,9 +76,9 @@ def sum_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtyp
 
 @traced("mean")
 def mean(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
-    given = _listed(dim)
+    given = listed(dim)
     out = _result(t, "mean", self, given, keepdim, dtype or self.dtype, "dim")
-    count = numel([self.shape[d] for d in _axes(self, given)])
+    count = numel([self.shape[d] for d in reduced_axes(self, given)])
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
@@ -91,7 +90,7 @@ def mean(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtyp
 
 @traced("nansum")
 def nansum(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
-    given = _listed(dim)
+    given = listed(dim)
     numbers = t.where(t.pointwise("aten::isnan", self, dtype=dtypes.bool_), 0, self)
     out = _result(t, "sum", numbers, given, keepdim, dtype or self.dtype, "dim_IntList")
 
@@ -107,15 +106,15 @@ def nansum(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dt
 
 @traced("count_nonzero")
 def count_nonzero(t: Tracer, self: Node, dim: Dims = None) -> Node:
-    given = _listed(dim)
+    given = listed(dim)
     mask = t.compare("ne", self, 0)
-    shape = reduced(self.shape, _axes(self, given), False)
+    shape = reduced(self.shape, reduced_axes(self, given), False)
     return t.node("aten::sum.dim_IntList", (mask, given or None), form(shape, dtypes.int64))
 
 
 @traced("any")
 def any_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False) -> Node:
-    shape = reduced(self.shape, _axes(self, _listed(dim)), keepdim)
+    shape = reduced(self.shape, reduced_axes(self, listed(dim)), keepdim)
     if dim is None:
         return t.node("aten::any", (self,), form(shape, dtypes.bool_))
     overload = "dim" if isinstance(dim, int) else "dims"
@@ -131,16 +130,6 @@ def all_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False) -> Node
     return t.pointwise("aten::logical_not", any_wrong, dtype=dtypes.bool_)
 
 
-@traced("_is_all_true")
-def is_all_true(t: Tracer, self: Node) -> Node:
-    return t.node("aten::_is_all_true", (self,), form((), dtypes.bool_))
-
-
-@traced("_is_any_true")
-def is_any_true(t: Tracer, self: Node) -> Node:
-    return t.node("aten::_is_any_true", (self,), form((), dtypes.bool_))
-
-
 # -- variances ---------------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +138,7 @@ def _moments(args: tuple[Any, ...], unbiased: bool | None, correction: Any) -> t
     rest = list(args)
     dims: tuple[int, ...] = ()
     if rest and not isinstance(rest[0], bool):
-        dims = _listed(rest.pop(0))
+        dims = listed(rest.pop(0))
     if unbiased is None and rest and isinstance(rest[0], bool):
         unbiased = rest.pop(0)
     keepdim = bool(rest.pop(0)) if rest else None
@@ -158,7 +147,7 @@ def _moments(args: tuple[Any, ...], unbiased: bool | None, correction: Any) -> t
 
 
 def _var(t: Tracer, self: Node, dims: tuple[int, ...], off: float, keepdim: bool) -> Node:
-    shape = reduced(self.shape, _axes(self, dims), keepdim)
+    shape = reduced(self.shape, reduced_axes(self, dims), keepdim)
     how = {"correction": off, "keepdim": keepdim}
     return t.node("aten::var.correction", (self, dims or None), form(shape, self.dtype), how)
 
@@ -167,15 +156,15 @@ def _variance_gradient(
     t: Tracer, grad: Node, self: Node, dims: tuple[int, ...], off: float, keepdim: bool, late: bool = False
 ) -> Node:
     """`var_backward`; of a standard deviation the gradient gets its dimensions after the mean is taken."""
-    count = numel([self.shape[d] for d in _axes(self, dims)])
+    count = numel([self.shape[d] for d in reduced_axes(self, dims)])
     if not late:
-        grad = _restored(t, grad, self, dims, keepdim)
+        grad = restored(t, grad, self, dims, keepdim)
     centre = _result(t, "mean", self, dims, True, self.dtype, "dim") if dims else _result(
         t, "mean", self, (), False, self.dtype, "dim"
     )  # fmt: skip
     centred = t.sub(self, centre)
     if late:
-        grad = _restored(t, grad, self, dims, keepdim)
+        grad = restored(t, grad, self, dims, keepdim)
     scale = 2.0 / (count - off) if count != off else math.inf
     return t.mul(t.pointwise("aten::mul.Scalar", grad, scale), centred)
 
@@ -222,11 +211,11 @@ def _both(t: Tracer, self: Node, args: tuple[Any, ...], unbiased: Any, correctio
           ) -> list[Node]:  # fmt: skip
     dims, off, kept = _moments(args, unbiased, correction)
     keep = keepdim if kept is None else kept
-    one = form(reduced(self.shape, _axes(self, dims), keep), self.dtype)
+    one = form(reduced(self.shape, reduced_axes(self, dims), keep), self.dtype)
     how = {"correction": off, "keepdim": keep}
     variance, centre = t.several("aten::var_mean.correction", (self, dims or None), [one, one], **how)
     first = call(t, "sqrt", variance) if root else variance
-    count = numel([self.shape[d] for d in _axes(self, dims)])
+    count = numel([self.shape[d] for d in reduced_axes(self, dims)])
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         by_first = by_mean = None
@@ -255,98 +244,6 @@ def std_mean(t: Tracer, self: Node, *args: Any, unbiased: Any = None, correction
     return _both(t, self, args, unbiased, correction, keepdim, True)
 
 
-# -- extremes ----------------------------------------------------------------------------------------------------------
-
-
-def _extreme(name: str) -> None:
-    def over_dims(t: Tracer, self: Node, dim: Dims = (), keepdim: bool = False) -> Node:
-        """Equal elements share the gradient (`scale_grad_by_count`)."""
-        dims = _listed(dim)
-        shape = reduced(self.shape, _axes(self, dims), keepdim)
-        out = t.node(f"aten::{name}", (self, dims, keepdim), form(shape, self.dtype))
-
-        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-            grad = grads[0]
-            assert grad is not None
-            result = out
-            if not keepdim:
-                kept = reduced(self.shape, _axes(self, dims), True) if dims else ()
-                result = t.view(out, kept)
-            mask = t.compare("eq", result, self)
-            grad = grad if keepdim else t.view(grad, result.shape)
-            count = t.reduce("aten::sum.dim_IntList", mask, dims, True, dtypes.int64)
-            return [t.mul(t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype), mask)]
-
-        t.record(out, [self], gradient)
-        return out
-
-    traced(name)(over_dims)
-
-    def of_all(t: Tracer, self: Node, *args: Any, **kwargs: Any) -> Any:
-        """`evenly_distribute_backward`. Recordings and exports name overloads, hand-made graphs need not."""
-        if args or kwargs:
-            other = args[0] if args else kwargs.get("other")
-            function = lookup(f"aten::{name[1:]}.{'other' if isinstance(other, Node) else 'dim'}")
-            assert function is not None
-            return function(t, self, *args, **kwargs)
-        out = t.node(f"aten::{name[1:]}", (self,), form((), self.dtype))
-
-        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-            grad = grads[0]
-            assert grad is not None
-            missing = t.pointwise("aten::isnan", self, dtype=dtypes.bool_)
-            none = t.pointwise("aten::isnan", out, dtype=dtypes.bool_)
-            both = t.pointwise("aten::logical_and", missing, none, dtype=dtypes.bool_)
-            equal = t.compare("eq", self, out)
-            mask = t.pointwise("aten::logical_or", equal, both, dtype=dtypes.bool_)
-            count = t.node("aten::sum", (mask,), form((), dtypes.int64))
-            return [t.mul(mask, t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype))]
-
-        t.record(out, [self], gradient)
-        return out
-
-    traced(name[1:])(of_all)
-
-
-_extreme("amax")
-_extreme("amin")
-
-
-def _position(name: str) -> None:
-    def function(t: Tracer, self: Node, dim: int | None = None, keepdim: bool = False) -> Node:
-        shape = reduced(self.shape, _axes(self, _listed(dim)), keepdim)
-        args = (self,) if dim is None and not keepdim else (self, dim, keepdim)
-        return t.node(f"aten::{name}", args, form(shape, dtypes.int64))
-
-    traced(name)(function)
-
-
-_position("argmax")
-_position("argmin")
-
-
-@traced("logsumexp special_logsumexp")
-def logsumexp(t: Tracer, self: Node, dim: Dims, keepdim: bool = False) -> Node:
-    """torch/_refs: the largest is taken off first, unless it is infinite."""
-    dims = _listed(dim)
-    x = t.opmath(self)
-    largest = t.reduce("aten::amax", x, dims, True)
-    infinite = t.compare("eq", call(t, "abs", largest), math.inf)
-    largest = t.where(infinite, 0, largest)
-    back = largest if keepdim else t.squeeze(largest, dims)
-    powers = call(t, "exp", t.sub(x, largest))
-    out = t.cast(t.add(call(t, "log", t.sum(powers, dims, keepdim)), back), self.dtype)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        grad = _restored(t, grads[0], self, dims, keepdim)
-        result = _restored(t, out, self, dims, keepdim)
-        return [t.mul(grad, call(t, "exp", t.sub(self, result)))]
-
-    t.record(out, [self], gradient)
-    return out
-
-
 # -- norms -------------------------------------------------------------------------------------------------------------
 
 
@@ -355,7 +252,7 @@ def linalg_vector_norm(
     t: Tracer, self: Node, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Node:
     """torch/_refs/linalg, `vector_norm`, in float32 for halves."""
-    dims = _listed(dim)
+    dims = listed(dim)
     over = dims or tuple(range(self.ndim))
     x = t.opmath(self)
     if ord == 0 or (ord not in (1, 2) and t.needs_grad(self)):
@@ -381,7 +278,7 @@ def linalg_vector_norm(
 
 def _norm_gradient(t: Tracer, grad: Node, self: Node, norm: Node, p: float, dims: tuple[int, ...], keep: bool) -> Node:
     """`norm_backward`"""
-    grad, norm = _restored(t, grad, self, dims, keep), _restored(t, norm, self, dims, keep)
+    grad, norm = restored(t, grad, self, dims, keep), restored(t, norm, self, dims, keep)
     if p == 1:
         return t.mul(sgn(t, self), grad)
     if p == 2:
@@ -400,3 +297,50 @@ def norm(
     t: Tracer, self: Node, p: Any = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Node:
     return linalg_vector_norm(t, self, 2 if p is None else p, dim, keepdim, dtype=dtype)
+
+
+def reversed_(t: Tracer, x: Node, dim: int) -> Node:
+    """`flip`"""
+    return t.node("prims::rev", (x, (x.dim(dim),)), form(x.shape, x.dtype))
+
+
+@traced("prod")
+def prod(t: Tracer, self: Node, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None) -> Node:
+    result_dtype = dtype or (dtypes.int64 if self.dtype.kind in ("int", "bool") else self.dtype)
+    more = {} if result_dtype is self.dtype else {"dtype": result_dtype}
+    if dim is None:
+        out = t.node("aten::prod", (self,), form((), result_dtype), more)
+    else:
+        shape = reduced(self.shape, [self.dim(dim)], keepdim)
+        out = t.node("aten::prod.dim_int", (self, dim, keepdim), form(shape, result_dtype), more)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        if not self.ndim:
+            return [grad]
+        if dim is None:
+            flat = t.view(self, (self.numel,))
+            return [t.view(t.mul(grad, _product_of_others(t, flat, 0)), self.shape)]
+        if not keepdim:
+            grad = t.unsqueeze(grad, dim)
+        return [t.mul(grad, _product_of_others(t, self, self.dim(dim)))]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+def _product_of_others(t: Tracer, x: Node, dim: int) -> Node:
+    """Of all before an element times that of all behind it, which zeros do not spoil."""
+    size = x.shape[dim]
+    if size == 1:
+        return t.full(x.shape, 1, x.dtype)
+    ones = t.full((*x.shape[:dim], 1, *x.shape[dim + 1 :]), 1, x.dtype)
+
+    def running(rest: Node) -> Node:
+        shifted = t.node("aten::cat", ((ones, rest), dim), form(x.shape, x.dtype))
+        return t.node("aten::cumprod", (shifted, dim), form(x.shape, x.dtype))
+
+    before = running(t.slice(x, dim, 0, size - 1))
+    behind = reversed_(t, running(reversed_(t, t.slice(x, dim, 1, size), dim)), dim)
+    return t.mul(before, behind)

@@ -13,16 +13,16 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
 
+from staticmem.ops.registry import in_place, rules
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# The files of this folder that register calls, the most common ones first; a target stands in one of them. Overloads
-# stand before the file with the name alone: `max.other` and `max.dim` before `max`.
+# The files of this folder, the most common ones first. Each traces ops of the family of rules that has its name.
 FAMILIES = (
-    "linear", "convolution", "normalization", "activations", "arithmetic", "views", "layer_norm", "softmax", "pooling",
-    "joining", "dropouts", "rearranging", "resample", "shuffles", "casts", "repeating", "indexing", "attention",
-    "einsum", "unary", "comparison", "factories", "sorting", "reduction", "scattering", "loss", "distances",
-    "running", "recurrent", "encoder_layer", "weight_norm",
-)  # fmt: skip
+    "linear convolution normalization activations arithmetic views softmax pooling joining factories rearranging "
+    "resample casts indexing attention einsum unary comparison binary sorting reduction scattering loss distances "
+    "recurrent encoder_layer"
+).split()
 TRACED: dict[str, Callable[..., Any]] = {}
 _imported = 0
 
@@ -52,3 +52,19 @@ def lookup(target: str) -> Callable[..., Any] | None:
             return function
         import_module(f"staticmem.ops.traces.{FAMILIES[_imported]}")
         _imported += 1
+
+
+def trace_of(target: str) -> Callable[..., Any]:
+    """The function for a call that the table has: composite ops call others by name."""
+    function = lookup(target)
+    if function is None:
+        raise KeyError(target)
+    return function
+
+
+def untraced() -> list[str]:
+    """Rules without a trace of any overload; ops in place and those that only check something need none."""
+    lookup("aten::not_an_op")  # imports all families
+    with_trace = {target.split(".", 1)[0] for target in TRACED}
+    bases = {rule.target: rule.target.split(".", 1)[0] for rule in rules().values() if rule.state == "ruled"}
+    return sorted(target for target, base in bases.items() if not in_place(base) and base not in with_trace)

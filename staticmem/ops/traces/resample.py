@@ -11,26 +11,15 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
-from staticmem.ops.traces import rearranging as padding
 from staticmem.ops.traces.arithmetic import add, mul, sub
-from staticmem.ops.traces.casts import clone, to_copy
+from staticmem.ops.traces.casts import to_copy
+from staticmem.ops.traces.indexing import unsafe_index
 from staticmem.ops.traces.registry import traced
+from staticmem.ops.traces.views import clone
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
+from staticmem.tracing.tracer import Tracer
 
 Scales = Sequence["float | None"]
-
-
-def _unsafe_index(t: Tracer, self: Node, indices: Sequence[Node | None]) -> Node:
-    out = padding.unsafe_index(t, self, indices)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        zeros = t.full(self.shape, 0, self.dtype)
-        return [t.new("aten::index_put", (zeros, tuple(indices), grads[0], True), self.shape, self.dtype)]
-
-    t.record(out, [self], gradient)
-    return out
 
 
 def _sizes(input: Node, output_size: Sequence[int] | None, scale_factors: Scales | None) -> tuple[list[int], Scales]:
@@ -62,13 +51,13 @@ def _nearest(t: Tracer, input: Node, sizes: Sequence[int], scales: Scales, exact
     for k, (size, scale) in enumerate(zip(sizes, scales, strict=True)):
         given = input.shape[2 + k]
         ratio = given / (given * scale) if scale is not None and scale > 0 else given / size
-        places = t.add(t.mul(padding.iota(t, size), 1), 0)
+        places = t.add(t.mul(t.iota(size), 1), 0)
         places = t.mul(t.add(t.cast(places, dtypes.float32), 0.5 if exact else 0.0), ratio)
         index = t.cast(places, dtypes.int64)
         for _ in range(len(sizes) - 1 - k):
             index = t.unsqueeze(index, -1)
         indices.append(index)
-    result = _unsafe_index(t, input, indices)
+    result = unsafe_index(t, input, indices)
     return _in_layout(t, result, input, 4 if input.ndim == 4 else 0) if input.ndim > 3 else result
 
 
@@ -118,7 +107,7 @@ def _linear(t: Tracer, input: Node, sizes: Sequence[int], align_corners: bool, s
     exact, low, high = [], [], []
     for k, (size, scale) in enumerate(zip(sizes, scales, strict=True)):
         given = input.shape[2 + k]
-        places = t.cast(padding.iota(t, size), input.dtype)
+        places = t.cast(t.iota(size), input.dtype)
         places = _source_index(t, _scale(given, size, align_corners, scale), places, align_corners)
         places = t.pointwise("aten::clamp_min", places, 0.0)
         shape = (size, *[1] * (rank - 1 - k))
@@ -128,7 +117,7 @@ def _linear(t: Tracer, input: Node, sizes: Sequence[int], align_corners: bool, s
         low.append(below)
         high.append(t.pointwise("aten::clamp_max", t.add(below, 1), given - 1))
     values = [
-        _unsafe_index(t, input, [None, None, *[high[k] if up else low[k] for k, up in enumerate(chosen)]])
+        unsafe_index(t, input, [None, None, *[high[k] if up else low[k] for k, up in enumerate(chosen)]])
         for chosen in product((False, True), repeat=rank)
     ]
     for k in reversed(range(rank)):
@@ -157,7 +146,9 @@ def _register_linear(name: str, dims: int) -> None:
 
 
 _register_linear("upsample_linear1d", 1)
+
 _register_linear("upsample_bilinear2d", 2)
+
 _register_linear("upsample_trilinear3d", 3)
 
 
@@ -183,7 +174,7 @@ def _bicubic(t: Tracer, input: Node, sizes: Sequence[int], align_corners: bool, 
         _scale(given, size, align_corners, scale)
         for given, size, scale in zip((height, width), sizes, scales, strict=True)
     ]
-    places = [t.cast(padding.iota(t, size), input.dtype) for size in sizes]
+    places = [t.cast(t.iota(size), input.dtype) for size in sizes]
     x_exact = _source_index(t, ratios[1], places[1], align_corners)
     y_exact = t.unsqueeze(_source_index(t, ratios[0], places[0], align_corners), -1)
     x, y = t.pointwise("aten::floor", x_exact), t.pointwise("aten::floor", y_exact)
@@ -196,7 +187,7 @@ def _bicubic(t: Tracer, input: Node, sizes: Sequence[int], align_corners: bool, 
 
     def bounded(row: Node, column: Node) -> Node:
         inside = (None, None, _clamp(t, row, 0, height - 1), _clamp(t, column, 0, width - 1))
-        return _unsafe_index(t, input, inside)
+        return unsafe_index(t, input, inside)
 
     def weighed(values: Sequence[Node], weights: Sequence[Node]) -> Node:
         result = None

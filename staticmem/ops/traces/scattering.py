@@ -12,7 +12,6 @@ from typing import Any
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.views import expand
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -21,55 +20,25 @@ def _like(self: Node) -> layout.Strides:
     return layout.dense_like(self.shape, self.strides)
 
 
-def _scatter(t: Tracer, target: str, self: Node, *args: Any, **kwargs: Any) -> Node:
+def scattered(t: Tracer, target: str, self: Node, *args: Any, **kwargs: Any) -> Node:
     """The layout of `self`."""
     return t.new(target, (self, *args), self.shape, self.dtype, _like(self), **kwargs)
 
 
-@traced("gather")
-def gather(t: Tracer, self: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
-    out = _gathered(t, self, dim, index)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        zeros = t.full(self.shape, 0, grads[0].dtype)
-        return [_scatter(t, "aten::scatter_add", zeros, dim, index, grads[0])]
-
-    t.record(out, [self], gradient)
-    return out
-
-
-def _gathered(t: Tracer, self: Node, dim: int, index: Node) -> Node:
+def gathered(t: Tracer, self: Node, dim: int, index: Node) -> Node:
     return t.new("aten::gather", (self, dim, index), index.shape, self.dtype)
-
-
-@traced("take_along_dim")
-def take_along_dim(t: Tracer, self: Node, indices: Node, dim: int | None = None) -> Node:
-    """Both broadcast along the other dimensions; positions count from the end below zero."""
-    if dim is None:
-        raise ValueError("take_along_dim of all elements is not traced")
-    axis = self.dim(dim)
-    sizes = layout.broadcast_shapes(
-        (*self.shape[:axis], 1, *self.shape[axis + 1 :]), (*indices.shape[:axis], 1, *indices.shape[axis + 1 :])
-    )
-    of_index, of_self = list(sizes), list(sizes)
-    of_index[axis], of_self[axis] = indices.shape[axis], self.shape[axis]
-    index = expand(t, indices, of_index)
-    source = expand(t, self, of_self)
-    index = t.pointwise("aten::remainder.Scalar", index, self.shape[axis])
-    return gather(t, source, dim, index)
 
 
 @traced("scatter.src scatter.value")
 def scatter(t: Tracer, self: Node, dim: int, index: Node, src: Any) -> Node:
     source = src if isinstance(src, Node) else None
-    out = _scatter(t, f"aten::scatter.{'value' if source is None else 'src'}", self, dim, index, src)
+    out = scattered(t, f"aten::scatter.{'value' if source is None else 'src'}", self, dim, index, src)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad = grads[0]
         assert grad is not None
-        by_self = _scatter(t, "aten::scatter.value", grad, dim, index, 0) if need[0] else None
-        by_source = _gathered(t, grad, dim, index) if source is not None and need[1] else None
+        by_self = scattered(t, "aten::scatter.value", grad, dim, index, 0) if need[0] else None
+        by_source = gathered(t, grad, dim, index) if source is not None and need[1] else None
         return [by_self, by_source]
 
     t.record(out, [self, source], gradient)
@@ -87,8 +56,8 @@ def _added(t: Tracer, out: Node, self: Node, source: Node, by_source: Any) -> No
 
 @traced("scatter_add")
 def scatter_add(t: Tracer, self: Node, dim: int, index: Node, src: Node) -> Node:
-    out = _scatter(t, "aten::scatter_add", self, dim, index, src)
-    return _added(t, out, self, src, lambda grad: _gathered(t, grad, dim, index))
+    out = scattered(t, "aten::scatter_add", self, dim, index, src)
+    return _added(t, out, self, src, lambda grad: gathered(t, grad, dim, index))
 
 
 @traced("scatter_reduce.two")
@@ -98,8 +67,8 @@ def scatter_reduce(
     if t.needs_grad(self, src) and (reduce != "sum" or not include_self):
         raise ValueError(f"the gradient of scatter_reduce by {reduce} is not traced")
     more = {} if include_self else {"include_self": False}
-    out = _scatter(t, "aten::scatter_reduce.two", self, dim, index, src, reduce, **more)
-    return _added(t, out, self, src, lambda grad: _gathered(t, grad, dim, index))
+    out = scattered(t, "aten::scatter_reduce.two", self, dim, index, src, reduce, **more)
+    return _added(t, out, self, src, lambda grad: gathered(t, grad, dim, index))
 
 
 def _indices(self: Node, dim: int, index: Node) -> tuple[Node | None, ...]:
@@ -112,7 +81,7 @@ def _read(t: Tracer, self: Node, dim: int, index: Node, shape: Sequence[int]) ->
 
 def _put(t: Tracer, self: Node, indices: Sequence[Any], values: Node, accumulate: bool = False) -> Node:
     more = (accumulate,) if accumulate else ()
-    return _scatter(t, "aten::index_put", self, tuple(indices), values, *more)
+    return scattered(t, "aten::index_put", self, tuple(indices), values, *more)
 
 
 @traced("index_add")
@@ -120,7 +89,7 @@ def index_add(t: Tracer, self: Node, dim: int, index: Node, source: Node, *, alp
     """bfloat16 stays a call of its own."""
     if self.dtype is dtypes.bfloat16:
         more = {} if alpha == 1 else {"alpha": alpha}
-        out = _scatter(t, "aten::index_add", self, dim, index, source, **more)
+        out = scattered(t, "aten::index_add", self, dim, index, source, **more)
     else:
         values = source if alpha == 1 else t.mul(source, alpha)
         out = _put(t, self, _indices(self, dim, index), values, True)
@@ -212,7 +181,7 @@ def slice_scatter(
     size = self.shape[dim]
     low = min(max(0 if start is None else start + size if start < 0 else start, 0), size)
     high = min(max(size if end is None else end + size if end < 0 else end, low), size)
-    out = _scatter(t, "aten::slice_scatter", self, src, dim, start, end, step)
+    out = scattered(t, "aten::slice_scatter", self, src, dim, start, end, step)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad = grads[0]
@@ -220,7 +189,7 @@ def slice_scatter(
         by_self = by_source = None
         if need[0]:
             zeros = t.full(src.shape, 0, grad.dtype)
-            by_self = _scatter(t, "aten::slice_scatter", grad, zeros, dim, start, end, step)
+            by_self = scattered(t, "aten::slice_scatter", grad, zeros, dim, start, end, step)
         if need[1]:
             by_source = t.slice(grad, dim, low, high, step)
         return [by_self, by_source]
@@ -231,7 +200,7 @@ def slice_scatter(
 
 @traced("select_scatter")
 def select_scatter(t: Tracer, self: Node, src: Node, dim: int, index: int) -> Node:
-    out = _scatter(t, "aten::select_scatter", self, src, dim, index)
+    out = scattered(t, "aten::select_scatter", self, src, dim, index)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad = grads[0]
@@ -239,7 +208,7 @@ def select_scatter(t: Tracer, self: Node, src: Node, dim: int, index: int) -> No
         by_self = by_source = None
         if need[0]:
             zeros = t.full(src.shape, 0, grad.dtype)
-            by_self = _scatter(t, "aten::select_scatter", grad, zeros, dim, index)
+            by_self = scattered(t, "aten::select_scatter", grad, zeros, dim, index)
         if need[1]:
             by_source = t.select(grad, dim, index)
         return [by_self, by_source]

@@ -1,15 +1,24 @@
-"""Softmax and its logarithm (torch/_decomp/decompositions.py `_softmax`, `_log_softmax`, `_log_softmax_backward_data`;
-torch/_inductor/decomposition.py `_softmax_backward_data`): contiguous, in float32 for half precision."""
+"""Softmax and its logarithm, contiguous, in float32 for half precision; sums of exponentials; running sums, products.
+
+Sources: torch/_decomp/decompositions.py (`_softmax`, `_log_softmax`, `_log_softmax_backward_data`),
+torch/_inductor/decomposition.py (`_softmax_backward_data`), tools/autograd/FunctionsManual.cpp (`logsumexp_backward`,
+`cumprod_backward`).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.traces.casts import to_copy
+from staticmem.ops.traces.reduction import Dims, listed, restored, reversed_
 from staticmem.ops.traces.registry import traced
+from staticmem.ops.traces.unary import call
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
+from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
 
 
 def _input(t: Tracer, self: Node, dtype: DType | None) -> Node:
@@ -81,3 +90,93 @@ def log_softmax_(t: Tracer, self: Node, dim: int, half_to_float: bool) -> Node:
 
     t.record(out, [self], gradient)
     return out
+
+
+@traced("logsumexp special_logsumexp")
+def logsumexp(t: Tracer, self: Node, dim: Dims, keepdim: bool = False) -> Node:
+    """torch/_refs: the largest is taken off first, unless it is infinite."""
+    dims = listed(dim)
+    x = t.opmath(self)
+    largest = t.reduce("aten::amax", x, dims, True)
+    infinite = t.compare("eq", call(t, "abs", largest), math.inf)
+    largest = t.where(infinite, 0, largest)
+    back = largest if keepdim else t.squeeze(largest, dims)
+    powers = call(t, "exp", t.sub(x, largest))
+    out = t.cast(t.add(call(t, "log", t.sum(powers, dims, keepdim)), back), self.dtype)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        grad = restored(t, grads[0], self, dims, keepdim)
+        result = restored(t, out, self, dims, keepdim)
+        return [t.mul(grad, call(t, "exp", t.sub(self, result)))]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("cumsum")
+def cumsum(t: Tracer, self: Node, dim: int, *, dtype: Any = None) -> Node:
+    """Its gradient is the sum from the other end."""
+    integer = self.dtype.kind in ("int", "bool")
+    result_dtype = dtype or (dtypes.int64 if integer else self.dtype)
+
+    def summed(x: Node, dtype: Any) -> Node:
+        more = {} if dtype is x.dtype else {"dtype": dtype}
+        return t.node("aten::cumsum", (x, dim), form(x.shape, dtype), more)
+
+    out = summed(self, result_dtype)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        if grad.shape[self.dim(dim)] == 1 if self.ndim else True:
+            return [grad]
+        return [reversed_(t, summed(reversed_(t, grad, dim), grad.dtype), dim)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("cumprod")
+def cumprod(t: Tracer, self: Node, dim: int, *, dtype: Any = None) -> Node:
+    result_dtype = dtype or (dtypes.int64 if self.dtype.kind in ("int", "bool") else self.dtype)
+    more = {} if result_dtype is self.dtype else {"dtype": result_dtype}
+    out = t.node("aten::cumprod", (self, dim), form(self.shape, result_dtype), more)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        return [grads[0] if not self.ndim else _gradient_of_running(t, grads[0], self, out, dim)]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+def _gradient_of_running(t: Tracer, grad: Node, x: Node, out: Node, dim: int) -> Node:
+    """`cumprod_backward`: before the first zero of each row, at it, and behind it, where the gradient is zero."""
+
+    def boolean(name: str, *args: Any) -> Node:
+        return t.pointwise(f"aten::{name}", *args, dtype=dtypes.bool_)
+
+    product = t.mul(out, grad)
+    zero = t.compare("eq", x, 0)
+    nothing = t.full(x.shape, 0, x.dtype)
+    zeros = t.node("aten::cumsum", (zero, dim), form(x.shape, dtypes.int64))
+    before = t.compare("eq", zeros, 0)
+    terms = t.where(boolean("bitwise_not", before), 0.0, product)
+    sums = t.node("aten::cumsum", (reversed_(t, terms, dim), dim), form(x.shape, grad.dtype))
+    divided = t.where(before, t.div(reversed_(t, sums, dim), x), nothing)
+    # between the first zero and the second
+    between = t.compare("eq", zeros, 1)
+    one = reduced(x.shape, [x.dim(dim)], True)
+    _, first = t.several("aten::max.dim", (between, dim, True), [form(one, dtypes.bool_), form(one, dtypes.int64)])
+    marks = t.new("aten::scatter.value", (t.full(x.shape, False, dtypes.bool_), dim, first, 1), x.shape, dtypes.bool_)
+    at_first = boolean("logical_and", marks, between)
+    behind = boolean("bitwise_and.Tensor", between, boolean("bitwise_not", at_first))
+    factors = t.where(boolean("bitwise_not", behind), 1.0, x)
+    after = t.node("aten::cumprod", (factors, dim), form(x.shape, x.dtype))
+    weights = t.where(t.compare("ne", zeros, 1), 0.0, grad)
+    previous = t.pointwise("aten::relu", t.pointwise("aten::sub.Scalar", first, 1))
+    ahead = t.new("aten::gather", (out, dim, previous), one, x.dtype)
+    ahead = t.where(t.compare("eq", first, 0), 1.0, ahead)
+    total = t.mul(t.sum(t.mul(after, weights), [dim], True), ahead)
+    return t.where(at_first, total, divided)

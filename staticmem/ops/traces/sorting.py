@@ -1,6 +1,7 @@
-"""Extremes with their positions, sorted values: extern kernels or reductions, whose gradients go to those positions.
+"""Extremes and sorted values: extern kernels or reductions, whose gradients go to the positions.
 
-Source: tools/autograd/derivatives.yaml (`value_selecting_reduction_backward`, `cummaxmin_backward`).
+Sources: tools/autograd/derivatives.yaml and FunctionsManual.cpp (`value_selecting_reduction_backward`,
+`cummaxmin_backward`, `evenly_distribute_backward`, `scale_grad_by_count`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
-from staticmem.ops.traces.registry import traced
+from staticmem.ops.traces.comparison import boolean, chosen
+from staticmem.ops.traces.reduction import Dims, listed, reduced_axes
+from staticmem.ops.traces.registry import trace_of, traced
+from staticmem.ops.traces.unary import isnan
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
 
@@ -100,32 +104,142 @@ def _running(name: str) -> None:
 
 
 _running("cummax")
+
 _running("cummin")
 
 
-@traced("cumsum")
-def cumsum(t: Tracer, self: Node, dim: int, *, dtype: Any = None) -> Node:
-    """Its gradient is the sum from the other end."""
-    integer = self.dtype.kind in ("int", "bool")
-    result_dtype = dtype or (dtypes.int64 if integer else self.dtype)
-
-    def summed(x: Node, dtype: Any) -> Node:
-        more = {} if dtype is x.dtype else {"dtype": dtype}
-        return t.node("aten::cumsum", (x, dim), form(x.shape, dtype), more)
-
-    out = summed(self, result_dtype)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        if grad.shape[self.dim(dim)] == 1 if self.ndim else True:
-            return [grad]
-        return [reversed_(t, summed(reversed_(t, grad, dim), grad.dtype), dim)]
-
-    t.record(out, [self], gradient)
-    return out
+def _zeroed(t: Tracer, condition: Node, grad: Node) -> Node:
+    """`masked_fill`"""
+    filled = chosen(t, condition, t.full((), 0, grad.dtype), grad)
+    return filled if layout.is_contiguous(filled.shape, filled.strides) else t.clone(filled)
 
 
-def reversed_(t: Tracer, x: Node, dim: int) -> Node:
-    """`flip`"""
-    return t.node("prims::rev", (x, (x.dim(dim),)), form(x.shape, x.dtype))
+def _larger(name: str, names: str, hides_other: str, hides_self: str) -> None:
+    """maximum and minimum: equal elements share the gradient (`masked_fill` of its half)."""
+
+    def function(t: Tracer, self: Node, other: Node) -> Node:
+        out = t.pointwise(f"aten::{name}", self, other)
+
+        def share(grad: Node, hides: str) -> Node:
+            half = t.pointwise("aten::div.Scalar", grad, 2)
+            shared = chosen(t, t.compare("eq", self, other), half, grad)
+            return _zeroed(t, t.compare(hides, self, other), shared)
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            assert grads[0] is not None
+            by_other = share(grads[0], hides_other) if need[1] else None
+            by_self = share(grads[0], hides_self) if need[0] else None
+            return [by_self, by_other]
+
+        t.record(out, [self, other], gradient)
+        return out
+
+    traced(names)(function)
+
+
+_larger("maximum", "maximum max.other", "gt", "lt")
+
+_larger("minimum", "minimum min.other", "lt", "gt")
+
+
+def _larger_number(name: str, less: str, hides_self: str) -> None:
+    """fmax and fmin: a number rather than NaN (torch/_refs)."""
+
+    def function(t: Tracer, self: Node, other: Node) -> Node:
+        missing = isnan(t, other)
+        keeps = t.pointwise("aten::bitwise_or.Tensor", missing, t.compare(less, other, self), dtype=dtypes.bool_)
+        out = chosen(t, keeps, self, other)
+
+        def kept() -> Node:
+            return boolean(t, "aten::logical_or", t.compare(hides_self, self, other), isnan(t, other))
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            grad = grads[0]
+            assert grad is not None
+            by_other = by_self = None
+            if need[1]:
+                by_other = _zeroed(t, kept(), grad)
+            if need[0]:
+                by_self = _zeroed(t, boolean(t, "aten::logical_not", kept()), grad)
+            return [by_self, by_other]
+
+        t.record(out, [self, other], gradient)
+        return out
+
+    traced(name)(function)
+
+
+_larger_number("fmax", "lt", "ge")
+
+_larger_number("fmin", "gt", "le")
+
+
+# -- extremes ----------------------------------------------------------------------------------------------------------
+
+
+def _extreme(name: str) -> None:
+    def over_dims(t: Tracer, self: Node, dim: Dims = (), keepdim: bool = False) -> Node:
+        """Equal elements share the gradient (`scale_grad_by_count`)."""
+        dims = listed(dim)
+        shape = reduced(self.shape, reduced_axes(self, dims), keepdim)
+        out = t.node(f"aten::{name}", (self, dims, keepdim), form(shape, self.dtype))
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            grad = grads[0]
+            assert grad is not None
+            result = out
+            if not keepdim:
+                kept = reduced(self.shape, reduced_axes(self, dims), True) if dims else ()
+                result = t.view(out, kept)
+            mask = t.compare("eq", result, self)
+            grad = grad if keepdim else t.view(grad, result.shape)
+            count = t.reduce("aten::sum.dim_IntList", mask, dims, True, dtypes.int64)
+            return [t.mul(t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype), mask)]
+
+        t.record(out, [self], gradient)
+        return out
+
+    traced(name)(over_dims)
+
+    def of_all(t: Tracer, self: Node, *args: Any, **kwargs: Any) -> Any:
+        """`evenly_distribute_backward`. Recordings and exports name overloads, hand-made graphs need not."""
+        if args or kwargs:
+            other = args[0] if args else kwargs.get("other")
+            overload = "other" if isinstance(other, Node) else "dim"
+            return trace_of(f"aten::{name[1:]}.{overload}")(t, self, *args, **kwargs)
+        out = t.node(f"aten::{name[1:]}", (self,), form((), self.dtype))
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            grad = grads[0]
+            assert grad is not None
+            missing = t.pointwise("aten::isnan", self, dtype=dtypes.bool_)
+            none = t.pointwise("aten::isnan", out, dtype=dtypes.bool_)
+            both = t.pointwise("aten::logical_and", missing, none, dtype=dtypes.bool_)
+            equal = t.compare("eq", self, out)
+            mask = t.pointwise("aten::logical_or", equal, both, dtype=dtypes.bool_)
+            count = t.node("aten::sum", (mask,), form((), dtypes.int64))
+            return [t.mul(mask, t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype))]
+
+        t.record(out, [self], gradient)
+        return out
+
+    traced(name[1:])(of_all)
+
+
+_extreme("amax")
+
+_extreme("amin")
+
+
+def _position(name: str) -> None:
+    def function(t: Tracer, self: Node, dim: int | None = None, keepdim: bool = False) -> Node:
+        shape = reduced(self.shape, reduced_axes(self, listed(dim)), keepdim)
+        args = (self,) if dim is None and not keepdim else (self, dim, keepdim)
+        return t.node(f"aten::{name}", args, form(shape, dtypes.int64))
+
+    traced(name)(function)
+
+
+_position("argmax")
+
+_position("argmin")

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from staticmem.ir import dtypes
-from staticmem.ops.traces.registry import traced
+from staticmem.ops.traces.registry import trace_of, traced
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -94,6 +94,7 @@ _FORMULAS: dict[str, _Formula] = {
     "trunc": lambda t, g, x, out: t.zeros_like(g),
     "sign": lambda t, g, x, out: t.zeros_like(g),
 }
+
 # Other names of the same ops
 _ALIASES = {
     "exp2": "special_exp2", "expm1": "special_expm1", "log1p": "special_log1p", "abs": "absolute", "asin": "arcsin",
@@ -101,6 +102,7 @@ _ALIASES = {
     "erf": "special_erf", "erfc": "special_erfc", "lgamma": "special_gammaln", "trunc": "fix",
     "digamma": "special_digamma special_psi", "round": "special_round",
 }  # fmt: skip
+
 _KEEPS_INTEGERS = ("abs", "floor", "ceil", "round", "trunc", "sign")
 
 
@@ -252,3 +254,32 @@ def logit(t: Tracer, self: Node, eps: float | None = None) -> Node:
         return t.cast(t.where(inside, result, math.nan if eps is None else 0.0), self.dtype)
 
     return with_gradient(t, out, self, backward)
+
+
+@traced("neg negative")
+def neg(t: Tracer, self: Node) -> Node:
+    out = t.pointwise("aten::neg", self)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        return [t.pointwise("aten::neg", grads[0])]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("square")
+def square(t: Tracer, self: Node) -> Node:
+    out: Node = trace_of("aten::pow.Tensor_Scalar")(t, self, 2)
+    return out
+
+
+@traced("reciprocal")
+def reciprocal(t: Tracer, self: Node) -> Node:
+    out = t.pointwise("aten::reciprocal", self)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        square = t.mul(out, out)
+        return [t.mul(t.pointwise("aten::neg", grads[0]), square)]
+
+    t.record(out, [self], gradient)
+    return out

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from staticmem.eager import strides as layout
-from staticmem.ops.traces.casts import clone
 from staticmem.ops.traces.registry import traced
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
@@ -137,12 +136,6 @@ def expand_as(t: Tracer, self: Node, other: Node) -> Node:
     return expand(t, self, other.shape)
 
 
-@traced("broadcast_tensors")
-def broadcast_tensors(t: Tracer, tensors: Sequence[Node]) -> list[Node]:
-    shape = layout.broadcast_shapes(*[tensor.shape for tensor in tensors])
-    return [expand(t, tensor, shape) for tensor in tensors]
-
-
 @traced("slice")
 def slice_(
     t: Tracer, self: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
@@ -214,4 +207,17 @@ def unfold(t: Tracer, self: Node, dimension: int, size: int, step: int) -> Node:
     )  # fmt: skip
     if t.grad_enabled and t.needs_grad(self):
         raise ValueError("the backward of unfold is not traced")
+    return out
+
+
+@traced("clone")
+def clone(t: Tracer, self: Node, memory_format: str | None = None) -> Node:
+    """A copy in the layout that is asked for, that of its input by default."""
+    strides = layout.in_memory_format(self.shape, self.strides, memory_format)
+    out = t.new("aten::clone", (self,), self.shape, self.dtype, strides)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        return grads
+
+    t.record(out, [self], gradient)
     return out

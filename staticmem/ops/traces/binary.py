@@ -1,0 +1,232 @@
+"""Functions of two or three tensors, element by element.
+
+Sources: tools/autograd/derivatives.yaml, torch/_refs, torch/_decomp/decompositions.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from staticmem.ir import dtypes
+from staticmem.ops.traces.comparison import boolean, chosen
+from staticmem.ops.traces.registry import traced
+from staticmem.ops.traces.unary import call, isnan
+from staticmem.tracing.nodes import Node
+from staticmem.tracing.tracer import Gradients, Tracer
+
+
+@traced("pow.Tensor_Scalar pow pow_.Scalar")
+def pow_(t: Tracer, self: Any, exponent: Any) -> Node:
+    """`pow_backward`: grad * (exponent * self ** (exponent - 1)), where the exponent is a float: so x ** 1.0 stays."""
+    if type(exponent) is Node:
+        return pow_tensor(t, self, exponent) if type(self) is Node else pow_of_number(t, self, exponent)
+    out = t.pointwise("aten::pow.Tensor_Scalar", self, exponent)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        if exponent == 0:
+            return [t.zeros_like(self)]
+        power = t.pointwise("aten::pow.Tensor_Scalar", self, float(exponent) - 1)
+        return [t.mul(grads[0], t.pointwise("aten::mul.Scalar", power, float(exponent)))]
+
+    t.record(out, [self], gradient)
+    return out
+
+
+@traced("pow.Tensor_Tensor")
+def pow_tensor(t: Tracer, self: Node, exponent: Node) -> Node:
+    """`pow_backward_exponent`, `pow_backward_self`."""
+    out = t.pointwise("aten::pow.Tensor_Tensor", self, exponent)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad, by_exponent, by_self = grads[0], None, None
+        if need[1]:
+            positive = t.compare("ge", exponent, 0)
+            zero = t.pointwise("aten::logical_and", t.compare("eq", self, 0), positive, dtype=dtypes.bool_)
+            product = t.mul(out, t.pointwise("aten::log", self))
+            by_exponent = t.mul(grad, t.where(zero, 0.0, product))
+        if need[0]:
+            power = t.pointwise("aten::pow.Tensor_Tensor", self, t.pointwise("aten::sub.Scalar", exponent, 1))
+            product = t.mul(grad, t.mul(exponent, power))
+            nothing = t.full((), 0.0, product.dtype)
+            by_self = t.where(t.compare("eq", exponent, 0.0), nothing, product)
+        return [by_self, by_exponent]
+
+    t.record(out, [self, exponent], gradient)
+    return out
+
+
+@traced("pow.Scalar")
+def pow_of_number(t: Tracer, self: float, exponent: Node) -> Node:
+    out = t.pointwise("aten::pow.Scalar", self, exponent)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        return [t.mul(grads[0], t.pointwise("aten::mul.Scalar", out, math.log(self)))]
+
+    t.record(out, [exponent], gradient)
+    return out
+
+
+@traced("addcmul")
+def addcmul(t: Tracer, self: Node, tensor1: Node, tensor2: Node, *, value: float = 1) -> Node:
+    more: dict[str, Any] = {} if value == 1 else {"value": value}
+    out = t.pointwise("aten::addcmul", self, tensor1, tensor2, **more)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        def by(other: Node) -> Node:
+            return t.mul(grads[0], t.pointwise("aten::mul.Scalar", other, value))
+
+        return [grads[0], by(tensor2) if need[1] else None, by(tensor1) if need[2] else None]
+
+    t.record(out, [self, tensor1, tensor2], gradient)
+    return out
+
+
+@traced("addcdiv")
+def addcdiv(t: Tracer, self: Node, tensor1: Node, tensor2: Node, *, value: float = 1) -> Node:
+    more: dict[str, Any] = {} if value == 1 else {"value": value}
+    out = t.pointwise("aten::addcdiv", self, tensor1, tensor2, **more)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad, by_1, by_2 = grads[0], None, None
+        assert grad is not None
+        if need[1]:
+            by_1 = t.mul(grad, t.div(t.full(tensor2.shape, value, tensor2.dtype), tensor2))
+        if need[2]:
+            square = t.mul(tensor2, tensor2)
+            quotient = t.div(t.pointwise("aten::mul.Scalar", tensor1, value), square)
+            by_2 = t.mul(t.pointwise("aten::neg", grad), quotient)
+        return [grad, by_1, by_2]
+
+    t.record(out, [self, tensor1, tensor2], gradient)
+    return out
+
+
+@traced("lerp.Scalar")
+def lerp_by_number(t: Tracer, self: Node, end: Node, weight: float) -> Node:
+    """torch/_inductor/decomposition.py, `_lerp_scalar`: from the end that is nearer."""
+    difference = t.sub(end, self)
+    near = -0.5 < weight < 0.5
+    start, alpha = (self, weight) if near else (end, -(1.0 - weight))
+    out = t.pointwise("aten::add.Tensor", start, difference, alpha=alpha)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        by_end = t.pointwise("aten::mul.Scalar", grads[0], weight) if need[1] else None
+        by_self = t.pointwise("aten::mul.Scalar", grads[0], 1 - weight) if need[0] else None
+        return [by_self, by_end]
+
+    t.record(out, [self, end], gradient)
+    return out
+
+
+@traced("logaddexp")
+def logaddexp(t: Tracer, self: Node, other: Node) -> Node:
+    """torch/_refs"""
+    first = t.compare("ge", self, other)
+    large, small = chosen(t, first, self, other), chosen(t, first, other, self)
+    finite = t.compare("ne", call(t, "abs", self), math.inf)
+    is_number = t.pointwise("aten::eq.Tensor", self, self, dtype=dtypes.bool_)
+    regular = boolean(t, "aten::mul.Tensor", is_number, finite)
+    unknown = boolean(t, "aten::logical_not", regular)
+    same = boolean(t, "aten::logical_and", unknown, t.compare("eq", self, other))
+    summed = t.add(large, call(t, "log1p", call(t, "exp", t.sub(small, large))))
+    out = chosen(t, same, self, summed)
+
+    def share(grad: Node, mine: Node, theirs: Node) -> Node:
+        rest = t.pointwise("aten::add.Scalar", call(t, "exp", t.sub(theirs, mine)), 1)
+        return t.div(grad, rest)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        by_other = share(grad, other, self) if need[1] else None
+        by_self = share(grad, self, other) if need[0] else None
+        return [by_self, by_other]
+
+    t.record(out, [self, other], gradient)
+    return out
+
+
+@traced("lerp.Tensor")
+def lerp(t: Tracer, self: Node, end: Node, weight: Node) -> Node:
+    """Nearer to the end the sum starts there (`lerp` of torch/_refs)."""
+    between = t.sub(end, self)
+    near_end = t.compare("ge", call(t, "abs", weight), 0.5)
+    rest = call(t, "neg", t.sub(1, weight))
+    factor = chosen(t, near_end, rest, weight)
+    base = chosen(t, near_end, end, self)
+    out = t.pointwise("aten::addcmul", base, factor, between)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        by_end = t.mul(grad, weight) if need[1] else None
+        by_self = t.mul(grad, t.sub(t.full_like(weight, 1), weight)) if need[0] else None
+        by_weight = t.mul(grad, t.sub(end, self)) if need[2] else None
+        return [by_self, by_end, by_weight]
+
+    t.record(out, [self, end, weight], gradient)
+    return out
+
+
+@traced("atan2 arctan2")
+def atan2(t: Tracer, self: Node, other: Node) -> Node:
+    out = t.pointwise("aten::atan2", self, other)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        other_square = t.mul(other, other)
+        total = t.add(t.mul(self, self), other_square)
+        inverse = call(t, "reciprocal", total)
+        at_zero = t.compare("eq", total, 0)
+        inverse = chosen(t, at_zero, t.full((), 0, total.dtype), inverse)
+        by_self = t.mul(t.mul(grad, other), inverse) if need[0] else None
+        by_other = t.mul(t.mul(grad, call(t, "neg", self)), inverse) if need[1] else None
+        return [by_self, by_other]
+
+    t.record(out, [self, other], gradient)
+    return out
+
+
+@traced("hypot")
+def hypot(t: Tracer, self: Node, other: Node) -> Node:
+    out = t.pointwise("aten::hypot", self, other)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        assert grads[0] is not None
+        by_other = t.div(t.mul(grads[0], other), out) if need[1] else None
+        by_self = t.div(t.mul(grads[0], self), out) if need[0] else None
+        return [by_self, by_other]
+
+    t.record(out, [self, other], gradient)
+    return out
+
+
+def xlogy_value(t: Tracer, self: Any, other: Node) -> Node:
+    """`xlogy` of torch/_refs."""
+    at_zero = t.compare("eq", self, 0)
+    product = t.mul(self, call(t, "log", other))
+    result = t.where(at_zero, 0, product)
+    return t.where(isnan(t, other), math.nan, result)
+
+
+@traced("xlogy.Tensor special_xlogy")
+def xlogy(t: Tracer, self: Node, other: Node) -> Node:
+    out = xlogy_value(t, self, other)
+
+    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+        grad = grads[0]
+        assert grad is not None
+        by_other = t.div(t.mul(grad, self), other) if need[1] else None
+        by_self = None
+        if need[0]:
+            value = xlogy_value(t, grad, other)
+            low = t.compare("le", other, 0)
+            both = t.pointwise("aten::bitwise_and.Tensor", t.compare("eq", self, 0), low)
+            by_self = t.where(both, 0, value)
+        return [by_self, by_other]
+
+    t.record(out, [self, other], gradient)
+    return out
