@@ -264,3 +264,23 @@ class GroupsOfPixels(nn.Module):  # type: ignore[misc]
         for group in self.groups:
             x = x + F.avg_pool2d(group(x), 3, 1, 1)
         return self.head(x.mean((2, 3)))
+
+
+class NormedChannels(nn.Module):  # type: ignore[misc]
+    """Layer norms over the channels of images, written out, behind convolutions with a bias."""
+
+    sizes = ((16, 3, 112, 112),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 256, 4, 4), nn.Linear(256, 10)
+        self.mixes = nn.ModuleList(nn.Conv2d(256, 256, 1) for _ in range(2))
+        self.scales = nn.ParameterList(torch.ones(256, 1, 1) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        layers = [self.stem, *self.mixes]
+        for layer, scale in zip(layers, self.scales, strict=True):
+            x = F.gelu(layer(x))
+            centred = x - x.mean(1, keepdim=True)
+            x = centred / torch.sqrt(centred.square().mean(1, keepdim=True) + 1e-6) * scale
+        return self.head(x.mean((2, 3)))

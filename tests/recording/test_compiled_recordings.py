@@ -187,3 +187,11 @@ def test_an_activation_in_place_writes_to_the_product_that_it_views(amp: str | N
 def test_group_norms_copy_images_in_channels_last() -> None:
     """On CUDA their input is contiguous. The peak is of Inductor's code of PyTorch 2.14.1."""
     assert network_step("GroupsOfPixels", "train", None).lifetimes.peak_bytes == 50_571_264
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("amp", "measured"), [(None, 109_728_256), ("bf16", 57_297_920)])
+def test_rows_that_are_written_across_are_read_in_several_loops(amp: str | None, measured: int) -> None:
+    """A kernel that sums over channels and writes images with channels first does not hold a row at once: what its
+    first loop computes and the next one reads is in memory. Peaks are of Inductor's code of PyTorch 2.14.1."""
+    assert network_step("NormedChannels", "train", amp).lifetimes.peak_bytes == measured

@@ -1,16 +1,23 @@
 """How a kernel cuts the elements that it goes through: in one dimension, or in two where it turns something around.
 
 Source: `torch/_inductor/codegen/simd.py` of PyTorch 2.15 (`candidate_tilings`, `select_tiling_with_memory`,
-`SIMDKernel.is_compatible`, and what `SIMDScheduling.can_fuse` asks of them).
+`SIMDKernel.is_compatible`, and what `SIMDScheduling.can_fuse` asks of them), `codegen/simd_kernel_features.py`
+(`get_reduction_hint`), `tiling_utils.py` (`_analyze_memory_coalescing`) and `choices.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from staticmem.compiler.inductor.buffers import SPLIT_SCAN
-from staticmem.compiler.inductor.schedule import SNode
+from staticmem.compiler.inductor.reductions import PROCESSORS
+from staticmem.compiler.inductor.schedule import Access, Schedule, SNode
 from staticmem.eager.strides import numel
+
+# should_use_persistent_reduction: elements of a row, or of a column, that a kernel holds at once
+ROW_AT_ONCE, COLUMN_AT_ONCE = 1024, 64
+# tiling_scores_suggest_inner_reduction: how much more is dense along rows than along columns; the same of short rows
+DENSER, DENSER_IF_SHORT, SHORT = 32, 16, 512
 
 
 def tiling(*nodes: SNode) -> tuple[int, ...]:
@@ -38,7 +45,7 @@ def tiling(*nodes: SNode) -> tuple[int, ...]:
     return (count,)
 
 
-def _flat(reads: Iterable[tuple[int, Iterable[tuple[object, ...]]]]) -> list[tuple[int, tuple[object, ...]]]:
+def _flat(reads: Iterable[tuple[int, Iterable[Access]]]) -> list[tuple[int, Access]]:
     return [(number, access) for number, accesses in reads for access in accesses]
 
 
@@ -99,3 +106,55 @@ def splits_into(sizes: Sequence[int], outer: int) -> bool:
         else:
             return size % left == 0
     return left == 1
+
+
+# ---- does a kernel hold a whole row
+
+
+def holds_rows(node: SNode, schedule: Schedule, local: Collection[int]) -> bool:
+    """A reduction has a row at once, and needs no second loop over it. `local`: what only this kernel reads."""
+    outer, inner = node.group
+    if inner <= COLUMN_AT_ONCE or inner > ROW_AT_ONCE:
+        return inner <= COLUMN_AT_ONCE
+    singles = [schedule.single[op.number] for op in node.ops]
+    along = {_along_rows(single) for single in singles if single.reduction}
+    whole = {n for one in singles if one.group == (outer * inner, 1) for n in (*one.reads, *one.writes)}
+    accesses = [*_flat(node.reads.items()), *node.writes.items()]
+    if along == {True} and all(_dense(access) for number, access in accesses if number in whole):
+        return True
+    if along == {False}:
+        return False
+    rows = columns = 0
+    for number, access in accesses:
+        strides = access[4] if access[0] == "indirect" else access[0]
+        if number in local or not isinstance(strides, tuple) or 1 not in strides:
+            continue
+        sizes = access[3] if access[0] == "indirect" else access[1]
+        buffer, dense = schedule.buffers[number], strides.index(1)
+        elements = numel([size for size, stride in zip(sizes, strides, strict=True) if stride])
+        score = min(elements, numel(buffer.shape)) * buffer.dtype.itemsize * (1 + (number in node.writes))
+        if numel(sizes[: dense + 1]) > outer:
+            rows += score
+        else:
+            columns += score
+    return rows >= (DENSER_IF_SHORT if inner <= SHORT else DENSER) * max(columns, 1)
+
+
+def _along_rows(single: SNode) -> bool | None:
+    """What lies next to one another is summed (`num_splits`); None where the size alone decides."""
+    outer, inner = single.group
+    if outer == 1:
+        return True
+    if inner <= 32 or outer >= PROCESSORS * 2 * 32:
+        return None
+    votes = []
+    for _, access in _flat(single.reads.items()):
+        if isinstance(access[0], tuple) and all(access[0]) and numel(access[1]) == outer * inner:
+            strides, sizes, _ = access
+            votes.append(1 in strides and numel(sizes[: strides.index(1) + 1]) > outer)
+    return 2 * sum(votes) > len(votes)
+
+
+def _dense(access: Access) -> bool:
+    """`stride1_for_last_dim`."""
+    return not isinstance(access[0], tuple) or not access[0] or access[0][-1] == 1

@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from staticmem.compiler.inductor import tiling
 from staticmem.compiler.inductor.buffers import Buffer, Operation, Value
 from staticmem.compiler.inductor.fusion import by_stride
 from staticmem.compiler.inductor.order import Sizes
 from staticmem.compiler.inductor.schedule import Access, Schedule, SNode
 from staticmem.compiler.inductor.workspaces import kernel_reads
 from staticmem.compiler.plan import Output, Plan, PlannedBuffer, Step
-from staticmem.eager.strides import form_of, numel
+from staticmem.eager.strides import form_of
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 
 SHRINKS_TO = 0.95  # can_match_buffer_size: a buffer that is taken over in place is used to 95 % at least
-# should_use_persistent_reduction (choices.py): elements of a row, or of a column, that a kernel holds at once
-ROW_AT_ONCE, COLUMN_AT_ONCE = 1024, 64
 
 
 @record(frozen=True, slots=True)
@@ -43,53 +42,6 @@ class Line:
     def about(self) -> Buffer:
         assert self.buffer is not None
         return self.buffer
-
-
-class RangeMax:
-    """Maxima of ranges of a list whose ranges grow (`SegmentedTree` with addition)."""
-
-    def __init__(self, values: Sequence[int]) -> None:
-        self.width = 1
-        while self.width < max(1, len(values)):
-            self.width *= 2
-        self.top = [0] * (2 * self.width)
-        self.more = [0] * (2 * self.width)
-        self.top[self.width : self.width + len(values)] = values
-        for at in range(self.width - 1, 0, -1):
-            self.top[at] = max(self.top[2 * at], self.top[2 * at + 1])
-
-    def _spans(self, start: int, end: int) -> list[int]:
-        """Nodes of the tree that make up [start, end]."""
-        positions, low, high = [], start + self.width, end + self.width + 1
-        while low < high:
-            if low & 1:
-                positions.append(low)
-                low += 1
-            if high & 1:
-                high -= 1
-                positions.append(high)
-            low //= 2
-            high //= 2
-        return positions
-
-    def add(self, start: int, end: int, size: int) -> None:
-        for span in self._spans(start, end):
-            self.more[span] += size
-            self.top[span] += size
-            at = span // 2
-            while at:
-                self.top[at] = max(self.top[2 * at], self.top[2 * at + 1]) + self.more[at]
-                at //= 2
-
-    def most(self, start: int, end: int) -> int:
-        best = 0
-        for span in self._spans(start, end):
-            value, at = self.top[span], span // 2
-            while at:
-                value += self.more[at]
-                at //= 2
-            best = max(best, value)
-        return best
 
 
 class Wrapper:
@@ -236,7 +188,7 @@ class Wrapper:
                 for user in self.schedule.readers(buffer.number)
             )
         }
-        local -= self._kept_between_loops(node)
+        local -= self._kept_between_loops(node, local)
         chains: dict[int, list[int]] = {}
         for new, old in taken.items():
             chain = chains.pop(old, [old])
@@ -249,11 +201,11 @@ class Wrapper:
             taken.pop(number, None)
         self.removed |= local
 
-    def _kept_between_loops(self, node: SNode) -> set[int]:
+    def _kept_between_loops(self, node: SNode, local: Collection[int]) -> set[int]:
         """Values that a kernel computes in one loop over a row and reads in a later one (`must_keep_buffers`): it goes
         over a row that is too long to be held at once again behind each reduction."""
         outer, inner = node.group
-        if not node.reduction or inner <= (ROW_AT_ONCE if runs_along_rows(node) else COLUMN_AT_ONCE):
+        if not node.reduction or tiling.holds_rows(node, self.schedule, local):
             return set()
         loop: dict[int, int] = {}  # in which loop each buffer is written
         kept: set[int] = set()
@@ -299,7 +251,6 @@ class Wrapper:
         while lines and lines[-1].kind != "call" and lines[-1].about.number not in self.schedule.returned:
             lines.pop()
         peak, alive = Sizes(self.schedule, self.nodes, self.freeable).timeline(range(len(self.nodes)))
-        ranges = RangeMax(alive)
         pool: dict[tuple[DType, int], list[int]] = {}  # places of lines that free
         settled: list[Line | None] = []
         for line in lines:
@@ -310,9 +261,9 @@ class Wrapper:
                 if stack and freed is not None:
                     first, last = freed.node + 1, line.node - 1
                     size = buffer.allocated * buffer.dtype.itemsize
-                    if first == line.node or size + ranges.most(first, last) <= peak:
-                        if first < line.node:
-                            ranges.add(first, last, size)
+                    between = alive[first : last + 1]
+                    if not between or size + max(between) <= peak:
+                        alive[first : last + 1] = [bytes_ + size for bytes_ in between]
                         settled[stack.pop()] = None
                         settled.append(Line("take", line.node, buffer, freed.buffer))
                         continue
@@ -320,19 +271,6 @@ class Wrapper:
                 pool.setdefault((buffer.dtype, buffer.allocated), []).append(len(settled))
             settled.append(line)
         return [line for line in settled if line is not None]
-
-
-def runs_along_rows(node: SNode) -> bool:
-    """All that it reads over a whole row is next to one another (`ReductionHint.INNER`)."""
-    total = node.group[0] * node.group[1]
-    along_rows = False
-    for accesses in node.reads.values():
-        for access in accesses:
-            if isinstance(access[0], tuple) and numel(access[1]) == total:
-                along_rows = True
-                if access[0][-1] != 1:
-                    return False
-    return along_rows
 
 
 def pooled(buffer: Buffer) -> bool:

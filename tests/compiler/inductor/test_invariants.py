@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from planned import plan
 
 from staticmem.compiler.graphs import NodeGraph
-from staticmem.compiler.inductor.wrapper import RangeMax
 from staticmem.compiler.plan import Plan
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
@@ -80,18 +79,3 @@ def check(made: Plan) -> None:
 def test_plans_are_sound(graph: NodeGraph, backward: bool) -> None:
     inputs = graph.placeholders
     check(plan(graph, backward=backward, inference=not backward, donated=inputs[:1] if backward else ()))
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.integers(0, 100), min_size=1, max_size=20),
-    st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19), st.integers(0, 50))),
-)
-def test_range_maxima(values: list[int], changes: list[tuple[int, int, int]]) -> None:
-    tree, plain = RangeMax(values), list(values)
-    for one, other, size in changes:
-        start, end = sorted((one % len(values), other % len(values)))
-        assert tree.most(start, end) == max(plain[start : end + 1])
-        tree.add(start, end, size)
-        plain[start : end + 1] = [value + size for value in plain[start : end + 1]]
-    assert tree.most(0, len(values) - 1) == max(plain)
