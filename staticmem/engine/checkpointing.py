@@ -17,15 +17,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Node, Owner, Packed, Selecting, Tensor, attributes_of_ctx
+from staticmem.engine.features import Feature
 from staticmem.engine.interpreter import Interpreter
+from staticmem.engine.notes import notes_of_selection
 from staticmem.engine.selective import Selection
-from staticmem.ir.graph import Ref, Region
+from staticmem.ir.graph import Note, Ref, Region
 from staticmem.ops import in_place
 from staticmem.scenario.selection import Policy
+
+if TYPE_CHECKING:
+    from staticmem.engine.step import StepRun
 
 
 class _StopRecomputationError(Exception):
@@ -317,6 +322,30 @@ class Checkpoints:
                 checkpoint.separate_leaves()
                 self.running.append((region.end, checkpoint, self.e.selection))
                 self.e.selection = checkpoint.selection or self.e.selection
+
+
+class CheckpointedCode(Feature):
+    """The checkpoints of a step that eager code calls."""
+
+    def __init__(self, step: StepRun) -> None:
+        super().__init__(step)
+        self.running: Checkpoints | None = None  # of the micro-batch that has run last
+
+    def begin_forward(self) -> None:
+        if self.step.checkpoints:  # else all are inside of compiled code
+            self.running = self.step.interpreter.checkpoints = Checkpoints(self.e, self.step.checkpoints)
+
+    def end_backward(self) -> None:
+        if self.running is not None:
+            self.step.recomputed = tuple(self.running.recomputed)
+            self.step.overwritten = len(self.running.overwritten)
+
+    def notes(self) -> Sequence[Note]:
+        names = self.step.scenario.checkpoint_save
+        if not names:
+            return ()
+        policies = self.running.policies.values() if self.running is not None else ()
+        return [*notes_of_selection(names, [*policies, *self.step.compiled_policies])]
 
 
 def _inputs(interpreter: Interpreter, region: Region) -> dict[str, Any]:

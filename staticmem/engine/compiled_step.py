@@ -13,6 +13,7 @@ from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels
 from staticmem.compiler.region import compile_region
 from staticmem.eager.strides import Form
 from staticmem.engine.compiled import CompiledRegion
+from staticmem.engine.features import Feature
 from staticmem.ir.graph import Graph, Note, Region
 from staticmem.ir.record import record
 from staticmem.passes.compile_regions import breaks_of, compile_regions, ddp_cuts
@@ -184,6 +185,21 @@ class CompiledRegions:
                 "is not known. They are as without it; the band of the peak has both ends"
             )
             yield Note("warning", "SM347", text)
+
+
+class CompiledCode(Feature):
+    """The compiled regions of a step, in the place of the ops and of the checkpoints that are inside of them."""
+
+    def place(self) -> None:
+        step = self.step
+        self.regions = regions_of_step(step.graph, step.scenario, step.checkpoints, step.kernels)
+        step.interpreter.compiled = self.regions.regions
+        step.checkpoints = self.regions.outside(step.checkpoints)
+
+    def notes(self) -> Sequence[Note]:
+        self.step.compiled = self.regions.done(self.step.graph)
+        self.step.compiled_policies = self.regions.policies()
+        return self.step.compiled.notes
 
 
 def _trained_bytes(graph: Graph, scenario: Scenario) -> dict[str, int]:

@@ -9,20 +9,18 @@ output that is no part of the loss keeps what it saved, because no backward runs
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import OPEN
+from staticmem.engine.features import Feature
 from staticmem.engine.kept_history import fill_place
 from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
-from staticmem.ir.dtypes import HALVES
-from staticmem.ops.casts import to_copy
 
 if TYPE_CHECKING:
-    from staticmem.engine.interpreter import Interpreter
+    from staticmem.engine.step import StepRun
 
 OUTPUTS = "outputs"  # the kind of their holds
 PREVIOUS = "outputs of the previous step"
@@ -30,42 +28,36 @@ BEFORE = "outputs of the call before"  # of an inference
 HISTORY = f"history of {PREVIOUS}"
 
 
-def in_float32(e: Eager, interpreter: Interpreter) -> list[Tensor]:
-    """The outputs of a forward, those of half precision in float32: the caller gets the copies when all are made, and
-    the model's own end.
-
-    Source: accelerate 1.15, `convert_outputs_to_fp32` (utils/operations.py), around the forward and its autocast.
-    """
-    env, owners = interpreter.env, interpreter.owners
-    names = [name for name in interpreter.graph.outputs if isinstance(env.get(name), Tensor)]
-    e.open_scope()
-    copies = {name: to_copy(e, env[name], dtypes.float32) for name in dict.fromkeys(names) if env[name].dtype in HALVES}
-    for name, copy in copies.items():
-        own = owners.pop(name, None)
-        owners[name] = copy, e.take(copy, "value", name)
-        env[name] = copy
-        if own is not None:
-            e.end(*own)
-    e.close_scope()
-    return [env[name] for name in names]
-
-
-class HeldOutputs:
+class HeldOutputs(Feature):
     """The variable that has the outputs.
 
     A step begins with the outputs of the step before. Their sizes are known when the forward has run: until then
     buffers without bytes stand for them, one for each output and one for what their history has saved.
     """
 
-    def __init__(self, e: Eager, count: int, name: str = PREVIOUS) -> None:
-        """`count` is the number of the model's outputs, `name` what those of before are called."""
-        self.e, self.variable = e, Owner(OUTPUTS, name)
+    def __init__(self, step: StepRun) -> None:
+        super().__init__(step)
+        self.places: list[int] = []
+        self.storages: list[int] = []
+
+    def place(self) -> None:
+        step, e = self.step, self.e
+        count = len(step.graph.outputs)
+        name = BEFORE
+        if step.training:
+            count -= step.criterion.ops_after_model
+            name = PREVIOUS
+        step.outputs = Owner(OUTPUTS, name)
         for what in (*[name] * count, HISTORY):
             place = e.empty((0,), dtypes.uint8, kernel=what)
             e.categorise(place, "activation", what)
-            e.hold(place, self.variable)
-        self.places = self.storages = [tensor.storage.id for tensor, _ in self.variable.held]
+            e.hold(place, step.outputs)
+        self.places = self.storages = [tensor.storage.id for tensor, _ in step.outputs.held]
         self.first = len(e.trace.buffers)
+
+    def end_forward(self, outputs: list[Tensor]) -> list[Tensor]:
+        self.assign(outputs)
+        return outputs
 
     def assign(self, outputs: Sequence[Tensor]) -> None:
         """`outputs = model(x)`: the new ones exist when those of before are released.
@@ -73,7 +65,8 @@ class HeldOutputs:
         Raises:
             ModelFileError: by the file, an output does not live until the model returns.
         """
-        before, self.variable = self.variable, Owner(OUTPUTS, "outputs")
+        before = self.step.outputs
+        after = self.step.outputs = Owner(OUTPUTS, "outputs")
         for tensor in outputs:
             if self.e.trace.buffers.died[tensor.storage.id] != OPEN:  # a damaged recording may say so
                 raise ModelFileError(
@@ -82,7 +75,7 @@ class HeldOutputs:
                     "Export the model again.",
                     code="SM119",
                 )
-            self.e.hold(tensor, self.variable)
+            self.e.hold(tensor, after)
         # an output may be an input of the model, or a view of another output
         storages = dict.fromkeys(t.storage.id for t in outputs if t.storage.id >= self.first)
         old, self.storages = self.storages, list(storages)
@@ -94,18 +87,28 @@ class HeldOutputs:
                 self._fill(id, new, trace.buffers.nbytes[new])
         self.e.release(before)
 
-    def end(self) -> None:
-        """The function whose variable it is returns: the next step begins without outputs."""
-        self.e.release(self.variable)
+    def end_backward(self) -> None:
+        """Where a function has the variable, it returns: the next step begins without outputs."""
+        if not self.step.in_function:
+            return
+        self.e.release(self.step.outputs)
         self.storages = []
         for place in self.places:
             self.e.trace.buffers.nbytes[place] = 0
 
-    def leave(self, others: Collection[int]) -> None:
-        """The step is over; `others` are buffers that the loop and modules hold besides."""
+    def end_step(self) -> None:
+        """Finds what the history of the outputs has saved, and nobody else holds."""
+        step = self.step
+        if step.training and len(self.storages) <= 1:  # backward has run through the only one
+            return
+        if not step.training and not self.e.grad_enabled:  # else the code has enabled gradients
+            return
+        owners = (step.loss, self.e.of_graph, *step.interpreter.attributes.values())
+        others = {tensor.storage.id for owner in owners for tensor, _ in owner.held}
         trace = self.e.trace
         buffers = trace.buffers
-        first, excluded = bisect_left(buffers.born, dict(trace.phases)["forward"]), {*others, *self.storages}
+        first = bisect_left(buffers.born, dict(trace.phases)["forward"])
+        excluded = {*others, *step.histories.left, *self.storages}
         saved = [
             id
             for id, died in enumerate(buffers.died[first:], first)

@@ -25,6 +25,7 @@ class KeptHistories:
         self.e = e
         self.places: dict[str, tuple[int, int]] = {}  # of an attribute: its buffer, and the one for its history
         self.unsized: set[int] = set()  # buffers of attributes that are as large as what the step assigns
+        self.left: set[int] = set()  # buffers that histories hold, once backward is over
 
     def add(self, name: str, tensor: Tensor) -> None:
         """An attribute of the step before, which nobody holds yet."""
@@ -43,9 +44,9 @@ class KeptHistories:
         self.unsized.add(tensor.storage.id)
         return tensor
 
-    def fill(self, attributes: Iterable[tuple[str, Tensor]], outputs: Sequence[Tensor]) -> set[int]:
+    def fill(self, attributes: Iterable[tuple[str, Tensor]], outputs: Sequence[Tensor]) -> None:
         """Backward is over. `attributes` are the name of each from the step before and the tensor that it is now;
-        `outputs` are those that the loop holds, which it does for longer. Returns the buffers that histories hold."""
+        `outputs` are those that the loop holds, which it does for longer."""
         trace = self.e.trace
         buffers = trace.buffers
         ends = []
@@ -54,21 +55,19 @@ class KeptHistories:
                 value, place = self.places[name]
                 ends += [(-buffers.died[value], value, tensor, True), (-buffers.died[place], place, tensor, False)]
         taken = set().union(*map(saved_by_history, outputs))
-        left: set[int] = set()
         # a buffer may be an attribute and in the histories of others: it is counted where it lives longest
         for _, before, tensor, is_value in sorted(ends, key=lambda row: (row[0], not row[3])):
             if is_value:
                 if before in self.unsized and tensor.storage.id not in taken and _is_of_step(trace, tensor.storage.id):
                     fill_place(trace, before, [tensor.storage.id])
-                if tensor.storage.id in left:
+                if tensor.storage.id in self.left:
                     buffers.nbytes[before] = 0
                 taken.add(tensor.storage.id)
                 continue
             own = [id for id in sorted(saved_by_history(tensor) - taken) if _is_of_step(trace, id)]
             taken.update(own)
-            left.update(own)
+            self.left.update(own)
             fill_place(trace, before, own)
-        return left
 
 
 def saved_by_history(tensor: Tensor) -> set[int]:

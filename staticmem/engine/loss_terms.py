@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from staticmem.eager.context import Eager
 from staticmem.eager.strides import Shape
 from staticmem.eager.tensor import Tensor
 from staticmem.engine import losses
+from staticmem.engine.criterion import Criterion
 from staticmem.engine.shapes import value_infos
 from staticmem.errors import UsageError, closest
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph, Note
+from staticmem.ir.graph import Graph, Note, Value
 from staticmem.ir.record import record
 from staticmem.ops.arithmetic import add, mul
 from staticmem.scenario.losses import AUTO, EVERY, ITSELF, Term, terms_of
+
+if TYPE_CHECKING:
+    from staticmem.engine.step import StepRun
 
 
 @record(frozen=True)
@@ -181,6 +186,36 @@ def notes_on(graph: Graph, terms: Sequence[TermOfOutput]) -> list[Note]:
         listed = ", ".join(left[:6]) + (", ..." if len(left) > 6 else "")
         notes.append(Note("assumption", "SM216", f"outputs that the loss leaves out: {listed}", len(left)))
     return notes
+
+
+class SumOfTerms(Criterion):
+    """A loss over several outputs."""
+
+    def __init__(self, step: StepRun) -> None:
+        super().__init__(step)
+        self.terms = terms_over(step.graph, step.scenario.loss)
+        self.values = [one.value for one in self.terms]
+        self.name = name_of(self.terms)
+        self.targets: dict[str, Tensor] = {}
+
+    @property
+    def is_output(self) -> bool:
+        (first, *others) = self.terms
+        return not others and first.term.kind == ITSELF and not first.term.weight
+
+    def place(self) -> None:
+        """Places the targets."""
+        step = self.step
+        for target in filter(None, [one.target for one in self.terms]):
+            if target.name not in self.targets:
+                value = Value(target.name, target.dtype, target.shape)
+                given = step.interpreter.env[target.name] if target.is_input else None
+                self.targets[target.name] = given or step.place(value, "input", target.name)
+        step.notes += notes_on(step.graph, self.terms)
+
+    def compute(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """The sum of the terms."""
+        return [run(self.e, self.terms, self.step.interpreter.env, self.targets)]
 
 
 def run(e: Eager, terms: Sequence[TermOfOutput], env: Mapping[str, object], targets: Mapping[str, Tensor]) -> Tensor:

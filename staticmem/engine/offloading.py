@@ -18,13 +18,19 @@ torchtune/training/_activation_offloading.py at bd2a0fc (`OffloadActivations`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from staticmem.eager import strides as layout
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Node, Owner, Tensor
 from staticmem.eager.trace import Copies
-from staticmem.ir.graph import Graph
+from staticmem.engine.features import Feature
+from staticmem.engine.notes import note_of_offloading
+from staticmem.ir.graph import Graph, Note
 from staticmem.scenario.step import PINNED, STREAMS, TORCHTUNE
+
+if TYPE_CHECKING:
+    from staticmem.engine.step import StepRun
 
 LEAST = 1024  # bytes: `min_offload_size` of `OffloadActivations`
 STASHED = 5  # saved tensors: `max_fwd_stash_size` of `OffloadActivations`
@@ -150,6 +156,33 @@ class Offloaded:
     def release(self, e: Eager) -> None:
         for slot in self.slots:
             e.release(slot.owner)
+
+
+class OffloadedActivations(Feature):
+    """The context around the forwards of a step."""
+
+    def __init__(self, step: StepRun) -> None:
+        super().__init__(step)
+        self.kind = step.scenario.offload_activations
+        self.left_out = head_of(step.graph, self.kind)
+        self.hooks: Offloading | None = None  # of the forward that has run last
+
+    def begin_forward(self) -> None:
+        step = self.step
+        parameters = [step.interpreter.env[p.value.name] for p in step.graph.parameters]
+        self.hooks = Offloading(self.e, self.kind, parameters, self.left_out)
+        self.e.saved_hooks.append(self.hooks)
+
+    def end_forward(self, outputs: list[Tensor]) -> list[Tensor]:
+        self.e.saved_hooks.pop()
+        return outputs
+
+    def end_backward(self) -> None:
+        assert self.hooks is not None
+        self.hooks.ended()
+
+    def notes(self) -> Sequence[Note]:
+        return (note_of_offloading(self.kind, self.hooks.copied if self.hooks is not None else 0),)
 
 
 def head_of(graph: Graph, kind: str) -> frozenset[int]:

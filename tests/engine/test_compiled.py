@@ -14,7 +14,7 @@ from staticmem.compiler.aot.joint import NotTracedError
 from staticmem.compiler.plan import CompiledCall, Output, Plan, PlannedBuffer, Step
 from staticmem.eager.strides import Form, contiguous_strides, form_of
 from staticmem.engine.compiled import CompiledRegion
-from staticmem.engine.step import StepResult, _Step
+from staticmem.engine.step import StepResult, StepRun
 from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.liveness import liveness
 from staticmem.liveness.why import reasons
@@ -63,7 +63,7 @@ def run(call: CompiledCall, graph: Graph | None = None, **options: Any) -> StepR
     """The step of `chain(1)` with one region."""
     scenario = Scenario(**{**TRAIN, **options})
     graph = clean(chain(1) if graph is None else graph, scenario.training)
-    step = _Step(graph, scenario, "expected")
+    step = StepRun(graph, scenario, "expected")
     region = CompiledRegion(call.start, call.end, "", lambda *_: call, scenario.cuda_graphs)
     step.interpreter.compiled = (region,)
     return step.train()[0] if scenario.training else step.infer()
@@ -180,14 +180,14 @@ def test_an_op_that_is_refused_runs_by_itself(refused: int) -> None:
         raise NotTracedError(refused if start <= refused < end else start, "no rule")
 
     scenario = Scenario(**TRAIN)
-    step = _Step(graph, scenario, "expected")
+    step = StepRun(graph, scenario, "expected")
     region = CompiledRegion(0, 3, "", compile_stretch)
     step.interpreter.compiled = (region,)
     compiled = step.train()[0]
     assert refused in region.refused or compiled.graph.ops[refused].target in {
         compiled.graph.ops[k].target for k in region.refused
     }
-    eager = _Step(graph, scenario, "expected").train()[0]
+    eager = StepRun(graph, scenario, "expected").train()[0]
     assert list(compiled.trace.buffers) == list(eager.trace.buffers)
 
 
@@ -197,7 +197,7 @@ def test_a_region_whose_plans_fail_is_eager(error: Exception) -> None:
         raise error
 
     graph, scenario = clean(chain(1)), Scenario(**TRAIN)
-    step = _Step(graph, scenario, "expected")
+    step = StepRun(graph, scenario, "expected")
     region = CompiledRegion(0, 3, "", compile_stretch)
     step.interpreter.compiled = (region,)
     compiled = step.train()[0]
@@ -218,7 +218,7 @@ def test_sizes_that_a_region_computes_are_known_behind_it() -> None:
 
     region = CompiledRegion(0, 4, "", compile_stretch)
     for _ in range(2):  # the second step has what the first one compiled
-        step = _Step(clean(graph), Scenario(**TRAIN), "expected")
+        step = StepRun(clean(graph), Scenario(**TRAIN), "expected")
         step.interpreter.compiled = (region,)
         assert step.train()[0].output_shapes == ((BATCH, 8),)
     assert region.sizes == {"s": BATCH}
@@ -242,7 +242,7 @@ def test_a_region_among_eager_ops() -> None:
 
 
 def _eager() -> StepResult:
-    return _Step(clean(chain(1)), Scenario(**TRAIN), "expected").train()[0]
+    return StepRun(clean(chain(1)), Scenario(**TRAIN), "expected").train()[0]
 
 
 def test_a_checkpoint_around_a_region_computes_its_saved_tensors_again() -> None:

@@ -27,13 +27,13 @@ def runs(graph: Graph, scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> t
     """The step, and how many times it was run."""
     count = 0
 
-    class Counted(step._Step):
+    class Counted(step.StepRun):
         def _place_model(self) -> list[Tensor]:
             nonlocal count
             count += 1
             return super()._place_model()
 
-    monkeypatch.setattr(step, "_Step", Counted)
+    monkeypatch.setattr(step, "StepRun", Counted)
     result = run_step(graph, scenario)
     return result, count
 

@@ -1,0 +1,118 @@
+"""What a step may have beside its model and its optimizer: a class in a file of its own for each.
+
+A step knows no feature by name. It calls every moment of `Feature` for those that are asked for, in the order of
+FEATURES. A new one is a class and a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from staticmem.ir.record import record
+from staticmem.scenario.losses import has_terms
+from staticmem.scenario.step import HELD, ON_GPU
+
+if TYPE_CHECKING:
+    from staticmem.eager.tensor import Tensor
+    from staticmem.engine.optimizers import Optimizer, Several
+    from staticmem.engine.step import StepRun
+    from staticmem.ir.graph import Note
+
+
+class Feature:
+    """The moments of a step, at which most features do nothing."""
+
+    def __init__(self, step: StepRun) -> None:
+        self.step = step
+        self.e = step.e
+
+    def place(self) -> None:
+        """The model is on the device, and the optimizer's state: places what the step before has left."""
+
+    def begin_forward(self) -> None:
+        """The model is about to be called."""
+
+    def end_forward(self, outputs: list[Tensor]) -> list[Tensor]:
+        """The model returns `outputs`; gives those that its caller has."""
+        return outputs
+
+    def begin_backward(self) -> None:
+        """The loss is there."""
+
+    def scale(self, losses: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What backward starts from in place of the losses."""
+        return losses
+
+    def end_backward(self) -> None:
+        """`backward()` has returned."""
+
+    def end_step(self) -> None:
+        """All micro-batches have run, and an inference has returned."""
+
+    def begin_update(self, optimizer: Optimizer | Several | None) -> None:
+        """The training loop after backward: the optimizer's step is next."""
+
+    def end_update(self) -> None:
+        """The optimizer's step is done."""
+
+    def notes(self) -> Sequence[Note]:
+        """What a report says of it."""
+        return ()
+
+
+@record(frozen=True)
+class Row:
+    """The class `name` in the file `module` of this folder, and which steps have it."""
+
+    module: str
+    name: str
+    applies: Callable[[StepRun], bool]
+    infers: bool = False  # inferences have it too
+
+
+def _has_one_loss(step: StepRun) -> bool:
+    return not has_terms(step.scenario.loss) or step.has_own_loss
+
+
+def _has_several_losses(step: StepRun) -> bool:
+    return not _has_one_loss(step)
+
+
+def _has_checkpoints(step: StepRun) -> bool:
+    return bool(step.checkpoints or step.scenario.checkpoint_save)
+
+
+def _casts_outputs(step: StepRun) -> bool:
+    return step.scenario.float32_outputs and step.scenario.amp is not None
+
+
+def _holds_outputs(step: StepRun) -> bool:
+    return step.scenario.outputs == HELD and step.graph.generated is None  # generate() returns numbers of tokens
+
+
+FEATURES = (  # in the order in which they act at one moment
+    Row("grad_scaler", "GradScaler", lambda step: step.scenario.grad_scaler),
+    Row("old_gradients", "OldGradients", lambda step: step.scenario.gradients_at_start),
+    Row("input_gradients", "InputGradients", lambda step: bool(step.scenario.input_grad)),
+    Row("criterion", "Criterion", _has_one_loss),
+    Row("loss_terms", "SumOfTerms", _has_several_losses),
+    Row("compiled_step", "CompiledCode", lambda step: bool(step.scenario.compile), infers=True),
+    Row("checkpointing", "CheckpointedCode", _has_checkpoints),
+    Row("float32_outputs", "Float32Outputs", _casts_outputs),
+    Row("offloading", "OffloadedActivations", lambda step: step.scenario.offload_activations != ON_GPU),
+    Row("held_outputs", "HeldOutputs", _holds_outputs, infers=True),
+    Row("previous_loss", "PreviousLoss", lambda step: True),
+    Row("clipping", "ClippedGradients", lambda step: bool(step.scenario.clip_grad_norm)),
+)
+
+
+def features_of(step: StepRun) -> list[Feature]:
+    """The features that a step has. The file of a feature is read when a step has it."""
+    features: list[Feature] = []
+    for row in FEATURES:
+        if (step.training or row.infers) and row.applies(step):
+            made = getattr(import_module(f"staticmem.engine.{row.module}"), row.name)
+            features.append(made(step))
+    return features

@@ -1,0 +1,57 @@
+"""Gradients of the step before that are there when the forward runs.
+
+`zero_grad(set_to_none=False)` leaves them, filled with zeros; a `zero_grad()` after the forward has not run yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from staticmem.eager.tensor import Owner, Tensor
+from staticmem.engine.features import Feature
+
+if TYPE_CHECKING:
+    from staticmem.engine.step import StepRun
+
+
+class OldGradients(Feature):
+    """Those of the parameters that get a gradient."""
+
+    def __init__(self, step: StepRun) -> None:
+        super().__init__(step)
+        self.owners: dict[int, Owner] = {}  # by id(parameter): of those that zero_grad() ends after the forward
+        self.ended: dict[int, int] = {}  # the same: storages of those that have ended
+
+    def place(self) -> None:
+        owners = place_gradients(self.step, self.step.with_gradient)
+        if self.step.scenario.set_to_none:
+            self.owners = owners
+
+    def begin_backward(self) -> None:
+        """`zero_grad()` after the forward: `.grad` is None again."""
+        for key, owner in self.owners.items():
+            self.ended[key] = self.step.grads.pop(key).storage.id
+            self.e.release(owner)
+        self.owners = {}
+
+    def end_step(self) -> None:
+        grads = self.step.grads
+        for key, storage in self.ended.items():
+            if key in grads:
+                self.e.trace.replaced_by[storage] = (grads[key].storage.id,)
+
+
+def place_gradients(step: StepRun, tensors: Iterable[Tensor]) -> dict[int, Owner]:
+    """Gives tensors a `.grad`; who has it, by id(tensor)."""
+    e = step.e
+    kernel = "model" if step.scenario.set_to_none else "aten._foreach_zero_.default"
+    owners: dict[int, Owner] = {}
+    for tensor in tensors:
+        grad = e.empty_like(tensor, kernel=kernel)
+        grad.name = tensor.name
+        e.categorise(grad, "gradient", f"{tensor.name}.grad")
+        owners[id(tensor)] = Owner("grad", tensor.name)
+        e.hold(grad, owners[id(tensor)])
+        step.grads[id(tensor)] = grad
+    return owners
