@@ -73,6 +73,7 @@ class Eager:
         self.held_by_node: list[Owner] = []  # what ends when the gradients of the running node have arrived
         self.post_hooks: list[Callable[[], None]] = []  # of the node that runs: `Node.register_hook`
         self.gradient_hooks: dict[Node, list[Callable[[Any], None]]] = {}  # they take what waits for the node
+        self.held_by_hooks: dict[str, tuple[Tensor, int]] = {}  # what they have, and let go of in a backward
         self.grads: dict[int, Tensor] = {}  # id(parameter) -> its `.grad`
         self.received: set[int] = set()  # the ids of parameters that a gradient came to
         self.sequence = 0

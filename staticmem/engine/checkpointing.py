@@ -17,20 +17,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Node, Owner, Packed, Selecting, Tensor, attributes_of_ctx
-from staticmem.engine.features import Feature
+from staticmem.engine.features import Feature, RunningStep
 from staticmem.engine.interpreter import Interpreter
 from staticmem.engine.notes import notes_of_selection
 from staticmem.engine.selective import Selection
 from staticmem.ir.graph import Note, Ref, Region
 from staticmem.ops import in_place
 from staticmem.scenario.selection import Policy
-
-if TYPE_CHECKING:
-    from staticmem.engine.step import StepRun
 
 
 class _StopRecomputationError(Exception):
@@ -327,7 +324,7 @@ class Checkpoints:
 class CheckpointedCode(Feature):
     """The checkpoints of a step that eager code calls."""
 
-    def __init__(self, step: StepRun) -> None:
+    def __init__(self, step: RunningStep) -> None:
         super().__init__(step)
         self.running: Checkpoints | None = None  # of the micro-batch that has run last
 

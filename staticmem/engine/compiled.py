@@ -14,8 +14,9 @@ from staticmem.compiler.plan import CompiledCall, Kernels
 from staticmem.eager.strides import Form, contiguous_strides
 from staticmem.eager.tensor import Storage, Tensor
 from staticmem.engine.compiled_code import CompiledStretch
-from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
+from staticmem.engine.interpreter import Interpreter
 from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Op, Ref
+from staticmem.ops.dispatch import BAD_ARGUMENTS
 from staticmem.ops.size_arithmetic import SIZE_OPS
 
 MOST_REFUSED = 32  # targets of a region whose ops run by themselves; with more of them the rest does too

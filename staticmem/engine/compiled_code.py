@@ -19,8 +19,9 @@ from staticmem.compiler.plan import CompiledCall, Plan
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Grads, Owner, TakingNode, Tensor
 from staticmem.engine.cuda_graphs import Capture
-from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
+from staticmem.engine.interpreter import Interpreter
 from staticmem.ir.graph import FUNCTION, NO_KWARGS, Graph, Op, Ref
+from staticmem.ops.dispatch import BAD_ARGUMENTS
 from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.passes.frames.policy import common_depth
 from staticmem.passes.frames.releases import lasting_values
@@ -84,7 +85,7 @@ class CompiledStretch:
         except (ValueError, *BAD_ARGUMENTS) as error:
             raise interpreter.explained(interpreter.graph.ops[self.start], error) from error
         e.close_scope()
-        interpreter.covered.update(self.covered)
+        interpreter.coverage.covered.update(self.covered)
         self._release(interpreter)
 
     def _release(self, interpreter: Interpreter) -> None:

@@ -197,9 +197,9 @@ class CompiledCode(Feature):
         step.checkpoints = self.regions.outside(step.checkpoints)
 
     def notes(self) -> Sequence[Note]:
-        self.step.compiled = self.regions.done(self.step.graph)
-        self.step.compiled_policies = self.regions.policies()
-        return self.step.compiled.notes
+        compiled = self.regions.done(self.step.graph)
+        self.step.compiled, self.step.compiled_policies = compiled, self.regions.policies()
+        return compiled.notes
 
 
 def _trained_bytes(graph: Graph, scenario: Scenario) -> dict[str, int]:

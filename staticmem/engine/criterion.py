@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from staticmem.eager.tensor import Tensor
 from staticmem.engine import losses
-from staticmem.engine.features import Feature
+from staticmem.engine.features import Feature, RunningStep
 from staticmem.engine.shapes import output_shape
 from staticmem.ir.graph import Note, Value
 from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, OF_THE_MODEL
-
-if TYPE_CHECKING:
-    from staticmem.engine.step import StepRun
 
 _AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of the model
 
@@ -21,7 +17,7 @@ _AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of th
 class Criterion(Feature):
     """A loss of the first output; `auto` is decided by its shape."""
 
-    def __init__(self, step: StepRun) -> None:
+    def __init__(self, step: RunningStep) -> None:
         super().__init__(step)
         step.criterion = self
         self.values: Sequence[str] = step.graph.outputs[:1]  # the outputs that it is of

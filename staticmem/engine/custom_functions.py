@@ -18,7 +18,7 @@ from staticmem.errors import ModelFileError
 from staticmem.frontends import fields
 from staticmem.frontends import recording_format as written
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import CustomFunction, Graph, Ref
+from staticmem.ir.graph import FUNCTION, GRAD, REQUIRES_GRAD, REQUIRES_NO_GRAD, RUN_AUTOGRAD, CustomFunction, Graph, Ref
 from staticmem.ops import lookup
 from staticmem.ops.dispatch import call, fallback
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from staticmem.eager.context import Eager
 
 COMPILED_HOOKS = "compiled hooks"
-FUNCTION = written.FUNCTION  # a call of a custom autograd function
-AUTOGRAD = frozenset((written.REQUIRES_GRAD, written.REQUIRES_NO_GRAD, written.BACKWARD, written.GRAD))
 
 
 def with_history(e: Eager, function: CustomFunction, env: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
@@ -161,7 +159,7 @@ def _run_ops(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None) -
             result, of_autograd = with_history(e, body.recorded.functions[op.name], values)
             for tensor in of_autograd:
                 e.hold(tensor, attributes)
-        elif op.target in AUTOGRAD:
+        elif op.target in RUN_AUTOGRAD:
             result = run_autograd(e, op.target, args)
         elif rule is None:
             described = [body.values[n] for n in op.outputs if n in body.values]
@@ -192,11 +190,11 @@ def _run_ops(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None) -
 
 def run_autograd(e: Eager, target: str, args: Sequence[Any]) -> list[Tensor | None]:
     """An op of autograd that the code runs, and the gradients that it gives."""
-    if target in (written.REQUIRES_GRAD, written.REQUIRES_NO_GRAD):
-        args[0].requires_grad = target == written.REQUIRES_GRAD
+    if target in (REQUIRES_GRAD, REQUIRES_NO_GRAD):
+        args[0].requires_grad = target == REQUIRES_GRAD
         return []
     roots, gradients, leaves, retain_graph = args
-    return inner_backward(e, roots, gradients, leaves, retain_graph, captures=target == written.GRAD)
+    return inner_backward(e, roots, gradients, leaves, retain_graph, captures=target == GRAD)
 
 
 def _filled(arg: Any, values: dict[str, Any]) -> Any:

@@ -6,25 +6,77 @@ FEATURES. A new one is a class and a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from staticmem.ir.record import record
 from staticmem.scenario.losses import has_terms
-from staticmem.scenario.step import HELD, ON_GPU
+from staticmem.scenario.selection import Policy
+from staticmem.scenario.step import HELD, ON_GPU, Scenario
 
 if TYPE_CHECKING:
-    from staticmem.eager.tensor import Tensor
+    from staticmem.compiler.plan import Kernels
+    from staticmem.eager.context import Eager
+    from staticmem.eager.tensor import Owner, Tensor
+    from staticmem.engine.interpreter import Interpreter
+    from staticmem.engine.kept_history import KeptHistories
     from staticmem.engine.optimizers import Optimizer, Several
-    from staticmem.engine.step import StepRun
-    from staticmem.ir.graph import Note
+    from staticmem.ir.graph import Graph, Note, Region, Value
+
+
+class LossOfStep(Protocol):
+    """The feature that is the loss of a training step."""
+
+    values: Sequence[str]  # names of the outputs that it is of
+    name: str
+
+    @property
+    def is_output(self) -> bool:
+        """Whether it is one of the outputs."""
+
+    @property
+    def ops_after_model(self) -> int:
+        """How many ops at the graph's end are of the training loop."""
+
+    def compute(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """What backward starts from: the loss, or all outputs."""
+
+
+class RunningStep(Protocol):
+    """The parts of `step.StepRun` that features read, and those that they set."""
+
+    graph: Graph
+    scenario: Scenario
+    training: bool
+    kernels: Kernels
+    e: Eager
+    interpreter: Interpreter
+    criterion: LossOfStep
+    loss: Owner  # variables of the loop
+    outputs: Owner
+    in_function: bool
+    grads: dict[int, Tensor]
+    with_gradient: Sequence[Tensor]
+    histories: KeptHistories
+    notes: list[Note]
+    checkpoints: tuple[Region, ...]
+    recomputed: tuple[int, ...]
+    overwritten: int
+    compiled: Any
+    compiled_policies: Collection[Policy]
+
+    @property
+    def has_own_loss(self) -> bool: ...
+    def place(self, value: Value, category: str, name: str, cast: bool = True) -> Tensor: ...
+    def kept_of_ctx(self) -> dict[str, str]: ...
+    def owners_of_graph(self) -> tuple[Owner, ...]: ...
 
 
 class Feature:
     """The moments of a step, at which most features do nothing."""
 
-    def __init__(self, step: StepRun) -> None:
+    def __init__(self, step: RunningStep) -> None:
         self.step = step
         self.e = step.e
 
@@ -68,27 +120,27 @@ class Row:
 
     module: str
     name: str
-    applies: Callable[[StepRun], bool]
+    applies: Callable[[RunningStep], bool]
     infers: bool = False  # inferences have it too
 
 
-def _has_one_loss(step: StepRun) -> bool:
+def _has_one_loss(step: RunningStep) -> bool:
     return not has_terms(step.scenario.loss) or step.has_own_loss
 
 
-def _has_several_losses(step: StepRun) -> bool:
+def _has_several_losses(step: RunningStep) -> bool:
     return not _has_one_loss(step)
 
 
-def _has_checkpoints(step: StepRun) -> bool:
+def _has_checkpoints(step: RunningStep) -> bool:
     return bool(step.checkpoints or step.scenario.checkpoint_save)
 
 
-def _casts_outputs(step: StepRun) -> bool:
+def _casts_outputs(step: RunningStep) -> bool:
     return step.scenario.float32_outputs and step.scenario.amp is not None
 
 
-def _holds_outputs(step: StepRun) -> bool:
+def _holds_outputs(step: RunningStep) -> bool:
     return step.scenario.outputs == HELD and step.graph.generated is None  # generate() returns numbers of tokens
 
 
@@ -108,11 +160,11 @@ FEATURES = (  # in the order in which they act at one moment
 )
 
 
-def features_of(step: StepRun) -> list[Feature]:
+def features_of(step: RunningStep) -> list[Feature]:
     """The features that a step has. The file of a feature is read when a step has it."""
     features: list[Feature] = []
     for row in FEATURES:
         if (step.training or row.infers) and row.applies(step):
-            made = getattr(import_module(f"staticmem.engine.{row.module}"), row.name)
-            features.append(made(step))
+            feature_class = getattr(import_module(f"staticmem.engine.{row.module}"), row.name)
+            features.append(feature_class(step))
     return features

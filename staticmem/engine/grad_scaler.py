@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Owner, Tensor
-from staticmem.engine.features import Feature
+from staticmem.engine.features import Feature, RunningStep
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.arithmetic import mul
 
 if TYPE_CHECKING:
     from staticmem.engine.optimizers import Optimizer, Several
-    from staticmem.engine.step import StepRun
 
 
 def make_scalar(e: Eager, kernel: str, dtype: DType = dtypes.float32) -> Tensor:
@@ -27,7 +26,7 @@ def make_scalar(e: Eager, kernel: str, dtype: DType = dtypes.float32) -> Tensor:
 class GradScaler(Feature):
     """`torch.amp.GradScaler`: the scale and the growth tracker live on the device from the first `scale()` on."""
 
-    def __init__(self, step: StepRun) -> None:
+    def __init__(self, step: RunningStep) -> None:
         super().__init__(step)
         self.state = Owner("optimizer", "GradScaler")
         self.found_inf = Owner("optimizer", "GradScaler")

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from staticmem.eager.autograd import InputBuffer
 from staticmem.eager.tensor import Tensor, gradient_edge
 from staticmem.engine.custom_functions import COMPILED_HOOKS, run_body, unpredictable
-from staticmem.errors import ModelFileError
+from staticmem.errors import ModelFileError, StaticmemError
 from staticmem.frontends import fields
 from staticmem.frontends import recording_format as written
-from staticmem.ir.graph import CustomFunction
+from staticmem.ir.graph import CustomFunction, Op, Recorded
 
 if TYPE_CHECKING:
     from staticmem.eager.context import Eager
@@ -26,14 +26,20 @@ if TYPE_CHECKING:
 
 
 class Interpreter(Protocol):
-    """The parts of `interpreter.Interpreter` that hooks need."""
+    """The parts of `interpreter.Interpreter` that ops of recordings need."""
 
     e: Eager
+    recorded: Recorded | None
     env: dict[str, Any]
     owners: dict[str, tuple[Tensor, int]]
-    of_hooks: dict[str, tuple[Tensor, int]]
     attributes: dict[str, Owner]
+    model: Owner
+    made_leaves: Owner
     compiled: Sequence[Any]
+
+    def arguments(self, op: Op) -> list[Any]: ...
+    def bind(self, name: str, tensor: Tensor, op: Op) -> None: ...
+    def explained(self, op: Op, error: Exception) -> StaticmemError: ...
 
 
 def attach(interpreter: Interpreter, function: CustomFunction) -> None:
@@ -56,7 +62,7 @@ def attach(interpreter: Interpreter, function: CustomFunction) -> None:
     reads = {n: env[n] for op in body.ops for n in op.refs() if n in env}
     for name in body.recorded.last_held:  # what the hook lets go of lives until it runs
         if name in interpreter.owners:
-            interpreter.of_hooks[name] = interpreter.owners.pop(name)
+            interpreter.e.held_by_hooks[name] = interpreter.owners.pop(name)
     run = partial(_run, interpreter, function, slots, reads)
     e.gradient_hooks.setdefault(node, []).insert(0, run)  # the last one was written first
 
@@ -64,7 +70,8 @@ def attach(interpreter: Interpreter, function: CustomFunction) -> None:
 def _run(
     interpreter: Interpreter, function: CustomFunction, slots: list[int], reads: dict[str, Any], buffer: InputBuffer
 ) -> None:
-    e, body, of_hooks = interpreter.e, function.backward, interpreter.of_hooks
+    e, body = interpreter.e, function.backward
+    of_hooks = e.held_by_hooks
     assert body is not None
     assert body.recorded is not None
     values = dict(reads) | {name: tensor for name, (tensor, _) in of_hooks.items()}
@@ -99,9 +106,9 @@ def _keep(interpreter: Interpreter, name: str, tensor: Tensor) -> None:
         e.release(attributes[name])
         e.hold(tensor, attributes[name])
         return
-    if name in interpreter.of_hooks:
-        e.end(*interpreter.of_hooks.pop(name))
-    interpreter.of_hooks[name] = tensor, e.take(tensor, "module", name)
+    if name in interpreter.e.held_by_hooks:
+        e.end(*interpreter.e.held_by_hooks.pop(name))
+    interpreter.e.held_by_hooks[name] = tensor, e.take(tensor, "module", name)
 
 
 def _damaged(function: CustomFunction, error: Exception) -> ModelFileError:

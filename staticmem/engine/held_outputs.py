@@ -10,17 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import OPEN
-from staticmem.engine.features import Feature
+from staticmem.engine.features import Feature, RunningStep
 from staticmem.engine.kept_history import fill_place
 from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
-
-if TYPE_CHECKING:
-    from staticmem.engine.step import StepRun
 
 OUTPUTS = "outputs"  # the kind of their holds
 PREVIOUS = "outputs of the previous step"
@@ -35,7 +31,7 @@ class HeldOutputs(Feature):
     buffers without bytes stand for them, one for each output and one for what their history has saved.
     """
 
-    def __init__(self, step: StepRun) -> None:
+    def __init__(self, step: RunningStep) -> None:
         super().__init__(step)
         self.places: list[int] = []
         self.storages: list[int] = []

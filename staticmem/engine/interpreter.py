@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from staticmem.eager.context import Eager
@@ -18,9 +19,10 @@ from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.call_records import CallRecords, Signature, filled, records_of_modes, run_call, signature_of
 from staticmem.errors import DimensionError, ModelFileError
 from staticmem.ir import dtypes
-from staticmem.ir.graph import FUNCTION, HOOK, REQUIRES_GRAD, REQUIRES_NO_GRAD, Frame, Graph, Op, Ref, Value
+from staticmem.ir.graph import OF_RECORDINGS, Frame, Graph, Op, Ref, Value
+from staticmem.ir.record import record
 from staticmem.ops import lookup
-from staticmem.ops.dispatch import call, fallback
+from staticmem.ops.dispatch import BAD_ARGUMENTS, call, fallback
 from staticmem.ops.registry import Rule, in_place
 from staticmem.ops.size_arithmetic import SIZE_OPS
 from staticmem.passes.frames.policy import Stack, common_depth
@@ -30,12 +32,6 @@ if TYPE_CHECKING:
     from staticmem.ops.whole_model_cast import WholeModelCast
 
 _RESOLVED = (Ref, tuple)
-# that the code runs
-AUTOGRAD = frozenset((REQUIRES_GRAD, REQUIRES_NO_GRAD, "staticmem::backward", "staticmem::grad"))
-NOT_RECORDED = "staticmem::not_recorded"  # what the code does to autograd, of a recording
-SET_DATA = "staticmem::set_data"  # `tensor.data = other`, of a recording
-# what a rule raises when an argument does not match the ATen schema
-BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
 _BATCHES = "_functorch.predispatch._add_batch_dim"  # torch/_functorch/predispatch.py, called by vmap
 # its rule asks whether query, key and value are one tensor, which the key of a record does not say
 _NEVER_RECORDED = frozenset({"aten::_native_multi_head_attention"})
@@ -56,6 +52,17 @@ class Compiled(Protocol):
     @property
     def end(self) -> int: ...
     def run(self, interpreter: Interpreter) -> None: ...
+
+
+@record(frozen=True)
+class Coverage:
+    """How often each op was run by its rule, and which ops have none. What runs again adds to `unknown_kept` alone."""
+
+    covered: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    unknown_bytes: Counter[str] = field(default_factory=Counter)  # of results
+    # those whose inputs and results are kept for backward, with the bytes of these and of their gradients
+    unknown_kept: Counter[str] = field(default_factory=Counter)
 
 
 class Interpreter:
@@ -79,7 +86,6 @@ class Interpreter:
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.assigned_after: dict[int, list[str]] = {}  # names of such results, by the op that ends their statement
         self.keeps_values = True  # `env` has them after their last use
-        self.of_hooks: dict[str, tuple[Tensor, int]] = {}  # what hooks of gradients have, and let go of in a backward
         self.made_leaves = Owner("autograd", "leaves")  # tensors that a hook of a module made require a gradient
         self.index = 0
         self.reruns = False  # ops that a checkpoint recomputes
@@ -88,12 +94,8 @@ class Interpreter:
         self.records: dict[bool, CallRecords] = {}  # by grad mode
         self.frames: list[tuple[Frame, Owner, set[str]]] = []
         self.stack: Stack = ()
-        self.unknown: Counter[str] = Counter()
-        self.unknown_bytes: Counter[str] = Counter()
-        # those whose inputs and results are kept for backward, with the bytes of these and of gradients; reruns add
-        self.unknown_kept: Counter[str] = Counter()
+        self.coverage = Coverage()
         self.guesses: set[str] | None = None  # names of values whose sizes are guessed, once somebody asks
-        self.covered: Counter[str] = Counter()
         if releases is None:
             releases = releases_of(graph, "expected", e.training)
         self.last_use, self.held_by_frames, self.released_after = releases.last_use, releases.frames, releases.after
@@ -252,7 +254,7 @@ class Interpreter:
         other.owners, other.copies, other.frames, other.stack = {}, {}, [], ()
         other.produced_in = {name: self.produced_in[name] for name in names if name in self.produced_in}
         other.outside = {}
-        other.unknown, other.unknown_bytes, other.covered = Counter(), Counter(), Counter()
+        other.coverage = Coverage(unknown_kept=self.coverage.unknown_kept)
         other.index = start
         other.reruns = True
         return other
@@ -346,7 +348,7 @@ class Interpreter:
                 self.bind(op.outputs[0], values[0], op)  # Python indexing returns the tensor itself
                 return
             results, scoped = run_call(e, self.records[e.grad_enabled], signature, op, values)
-            self.covered[op.target] += 1
+            self.coverage.covered[op.target] += 1
         except (ValueError, *BAD_ARGUMENTS) as error:
             if not self._reads_guesses(op):
                 raise self.explained(op, error) from error
@@ -367,29 +369,19 @@ class Interpreter:
         """Runs an op without records: arithmetic of sizes, casts of a cast model, unknown ops, ops under saved-tensor
         hooks."""
         e, target, base = self.e, op.target, op.base
-        if base in (FUNCTION, HOOK):
-            self._run_function(op)
+        if base in OF_RECORDINGS:
+            from staticmem.engine.recorded_ops import run_recorded  # few graphs have one
+
+            run_recorded(self, op)
             return
         scalar = SIZE_OPS.get(target) or SIZE_OPS.get(base)
-        args: list[Any] = [self._resolve(a, op) if type(a) in _RESOLVED else a for a in op.args]
+        args = self.arguments(op)
         kwargs = {k: self._resolve(v, op) for k, v in op.kwargs.items()} if op.kwargs else {}
         if scalar is not None:
             try:
                 self.env[op.outputs[0]] = scalar(*args)
             except (ValueError, *BAD_ARGUMENTS) as error:
                 raise self.explained(op, error) from error
-            return
-        if base in AUTOGRAD:
-            self._run_autograd(op, args)
-            return
-        if base == SET_DATA:
-            self._set_data(op.refs()[0], *args)
-            return
-        if base == NOT_RECORDED:
-            if e.training:
-                from staticmem.engine.custom_functions import unpredictable  # few graphs have one
-
-                raise unpredictable(args[0])
             return
         if self.cast is not None and self.cast.applies(op):
             if self.cast.is_upcast(op, args, kwargs):
@@ -402,7 +394,7 @@ class Interpreter:
             if base == "aten::slice" and _takes_all(args):
                 result = args[0]  # Python indexing returns the tensor itself
             elif rule is not None:
-                self.covered[target] += 1
+                self.coverage.covered[target] += 1
                 result = call(e, rule, args, kwargs)
             else:
                 result = self._unknown(op, [*args, *kwargs.values()])
@@ -413,64 +405,6 @@ class Interpreter:
             if name and isinstance(tensor, Tensor):
                 self.bind(name, tensor, op)
         e.close_scope()
-
-    def _run_function(self, op: Op) -> None:
-        """Gives the results of a custom autograd function, whose forward has run, their history; or adds a hook."""
-        from staticmem.engine.custom_functions import with_history  # few graphs have one
-
-        assert self.recorded is not None
-        if op.base == HOOK:
-            from staticmem.engine.gradient_hooks import attach  # few graphs have one
-
-            if self.e.training:
-                attach(self, self.recorded.functions[op.name])
-            return
-        self.e.open_scope()
-        try:
-            results, of_autograd = with_history(self.e, self.recorded.functions[op.name], self.env)
-            for name, tensor in zip(filter(None, op.outputs), results, strict=True):
-                self.bind(name, tensor, op)
-        except (ValueError, *BAD_ARGUMENTS) as error:
-            raise self.explained(op, error) from error
-        for tensor in of_autograd:
-            self.e.keep_on_ctx(tensor)
-        self.e.close_scope()
-
-    def _run_autograd(self, op: Op, args: Sequence[Any]) -> None:
-        """An op of autograd that the forward runs."""
-        from staticmem.engine.custom_functions import run_autograd  # few graphs have one
-
-        self.e.open_scope()
-        try:
-            results = run_autograd(self.e, op.target, args)
-            if "leaf" in op.kwargs:  # autograd's node for its gradient holds it
-                self.e.hold(args[0], self.made_leaves)
-        except (ValueError, *BAD_ARGUMENTS) as error:
-            raise self.explained(op, error) from error
-        for name, tensor in zip(op.outputs, results, strict=False):
-            if name and tensor is not None:
-                self.bind(name, tensor, op)
-        self.e.close_scope()
-
-    def _set_data(self, name: str, tensor: Tensor, data: Tensor) -> None:
-        """`tensor.data = data`: whoever has the tensor has another storage from now on, that of `data`."""
-        e, before = self.e, tensor.storage
-        owner = None
-        if name in self.owners:
-            e.end(*self.owners.pop(name))
-        else:
-            owner = self.attributes.get(name, self.model)
-            e.drop(tensor, owner)
-        assert tensor.refs == 0, f"{tensor} has owners that the recording does not show"
-        category, label = e.trace.buffers.categories[before.id], e.trace.buffers.names[before.id]
-        tensor.storage, tensor.shape, tensor.strides, tensor.dtype = data.storage, data.shape, data.strides, data.dtype
-        tensor.known_form = None
-        if owner is not None:
-            e.hold(tensor, owner)
-            e.categorise(tensor, category, label)
-            e.trace.replaced_by[before.id] = (tensor.storage.id,)
-        else:
-            self.owners[name] = (tensor, e.take(tensor, "value", name))
 
     def _upcast(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Inside the module the name is the float32 copy, until its last use there; outside it is the input. A name
@@ -512,6 +446,10 @@ class Interpreter:
         if held is not None:
             self.e.end(*held)
 
+    def arguments(self, op: Op) -> list[Any]:
+        """The positional arguments of an op, values in place of their names."""
+        return [self._resolve(a, op) if type(a) in _RESOLVED else a for a in op.args]
+
     def _resolve(self, arg: Any, op: Op) -> Any:
         if isinstance(arg, Ref):
             return self.value(arg.name, op)
@@ -550,12 +488,12 @@ class Interpreter:
             outs = [args[0]]
         else:
             outs = fallback(self.e, op.target, args, values)
-        self.unknown[op.target] += 1
-        self.unknown_bytes[op.target] += sum(t.nbytes for t in outs)
+        self.coverage.unknown[op.target] += 1
+        self.coverage.unknown_bytes[op.target] += sum(t.nbytes for t in outs)
         if any(t.grad_fn is not None for t in outs):
             inputs = [a for a in args if isinstance(a, Tensor)]
             gradients = [t for t in inputs if self.e.needs_grad(t)]
-            self.unknown_kept[op.target] += sum(t.nbytes for t in (*outs, *inputs, *gradients))
+            self.coverage.unknown_kept[op.target] += sum(t.nbytes for t in (*outs, *inputs, *gradients))
         return outs
 
     def _writes_over(self, op: Op, args: Sequence[Any], values: Sequence[Value]) -> bool:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from staticmem.eager.context import Eager
 from staticmem.eager.strides import Shape
 from staticmem.eager.tensor import Tensor
 from staticmem.engine import losses
 from staticmem.engine.criterion import Criterion
+from staticmem.engine.features import RunningStep
 from staticmem.engine.shapes import value_infos
 from staticmem.errors import UsageError, closest
 from staticmem.ir import dtypes
@@ -23,9 +23,6 @@ from staticmem.ir.graph import Graph, Note, Value
 from staticmem.ir.record import record
 from staticmem.ops.arithmetic import add, mul
 from staticmem.scenario.losses import AUTO, EVERY, ITSELF, Term, terms_of
-
-if TYPE_CHECKING:
-    from staticmem.engine.step import StepRun
 
 
 @record(frozen=True)
@@ -191,7 +188,7 @@ def notes_on(graph: Graph, terms: Sequence[TermOfOutput]) -> list[Note]:
 class SumOfTerms(Criterion):
     """A loss over several outputs."""
 
-    def __init__(self, step: StepRun) -> None:
+    def __init__(self, step: RunningStep) -> None:
         super().__init__(step)
         self.terms = terms_over(step.graph, step.scenario.loss)
         self.values = [one.value for one in self.terms]

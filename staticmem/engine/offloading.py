@@ -18,19 +18,15 @@ torchtune/training/_activation_offloading.py at bd2a0fc (`OffloadActivations`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from staticmem.eager import strides as layout
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Node, Owner, Tensor
 from staticmem.eager.trace import Copies
-from staticmem.engine.features import Feature
+from staticmem.engine.features import Feature, RunningStep
 from staticmem.engine.notes import note_of_offloading
 from staticmem.ir.graph import Graph, Note
 from staticmem.scenario.step import PINNED, STREAMS, TORCHTUNE
-
-if TYPE_CHECKING:
-    from staticmem.engine.step import StepRun
 
 LEAST = 1024  # bytes: `min_offload_size` of `OffloadActivations`
 STASHED = 5  # saved tensors: `max_fwd_stash_size` of `OffloadActivations`
@@ -161,7 +157,7 @@ class Offloaded:
 class OffloadedActivations(Feature):
     """The context around the forwards of a step."""
 
-    def __init__(self, step: StepRun) -> None:
+    def __init__(self, step: RunningStep) -> None:
         super().__init__(step)
         self.kind = step.scenario.offload_activations
         self.left_out = head_of(step.graph, self.kind)

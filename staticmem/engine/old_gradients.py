@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from staticmem.eager.tensor import Owner, Tensor
-from staticmem.engine.features import Feature
-
-if TYPE_CHECKING:
-    from staticmem.engine.step import StepRun
+from staticmem.engine.features import Feature, RunningStep
 
 
 class OldGradients(Feature):
     """Those of the parameters that get a gradient."""
 
-    def __init__(self, step: StepRun) -> None:
+    def __init__(self, step: RunningStep) -> None:
         super().__init__(step)
         self.owners: dict[int, Owner] = {}  # by id(parameter): of those that zero_grad() ends after the forward
         self.ended: dict[int, int] = {}  # the same: storages of those that have ended
@@ -42,7 +38,7 @@ class OldGradients(Feature):
                 self.e.trace.replaced_by[storage] = (grads[key].storage.id,)
 
 
-def place_gradients(step: StepRun, tensors: Iterable[Tensor]) -> dict[int, Owner]:
+def place_gradients(step: RunningStep, tensors: Iterable[Tensor]) -> dict[int, Owner]:
     """Gives tensors a `.grad`; who has it, by id(tensor)."""
     e = step.e
     kernel = "model" if step.scenario.set_to_none else "aten._foreach_zero_.default"

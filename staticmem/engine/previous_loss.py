@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from staticmem.eager.tensor import Tensor
-from staticmem.engine.features import Feature
+from staticmem.engine.features import Feature, RunningStep
 from staticmem.engine.kept_history import fill_place
 from staticmem.ir import dtypes
 from staticmem.ir.graph import REQUIRES_GRAD
 from staticmem.ops import kinds_of
 from staticmem.scenario.step import HELD
-
-if TYPE_CHECKING:
-    from staticmem.engine.step import StepRun
 
 
 class PreviousLoss(Feature):
@@ -25,7 +21,7 @@ class PreviousLoss(Feature):
     gradients, and attributes of `ctx`.
     """
 
-    def __init__(self, step: StepRun) -> None:
+    def __init__(self, step: RunningStep) -> None:
         super().__init__(step)
         self.of_graph: Tensor | None = None  # stands for what the graph holds; it has no bytes until the step has run
 

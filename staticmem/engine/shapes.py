@@ -7,11 +7,11 @@ from typing import Any
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
-from staticmem.engine.interpreter import AUTOGRAD, Interpreter
+from staticmem.engine.interpreter import Interpreter
 from staticmem.errors import DimensionError, UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ir.graph import Graph, Value
+from staticmem.ir.graph import RUN_AUTOGRAD, Graph, Value
 from staticmem.ir.record import record
 
 
@@ -100,7 +100,7 @@ def value_infos(graph: Graph, training: bool) -> dict[str, ValueInfo]:
     e = Eager(training=training)
     interpreter = Interpreter(e, graph)
     values: dict[str, ValueInfo] = {}
-    e.grad_enabled = not AUTOGRAD.isdisjoint(graph.bases)  # else nothing needs a history
+    e.grad_enabled = not RUN_AUTOGRAD.isdisjoint(graph.bases)  # else nothing needs a history
     trained = {p.value.name for p in graph.parameters if p.trainable} if e.grad_enabled else set()
     owned = [p.value for p in (*graph.parameters, *graph.buffers)]
     for value in (*owned, *graph.constant_values.values(), *graph.inputs):

@@ -18,8 +18,8 @@ from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
 from staticmem.eager.trace import Trace
 from staticmem.engine import optimizers
 from staticmem.engine.attributes import call_again, keep_after, kept_now
-from staticmem.engine.features import Feature, features_of
-from staticmem.engine.interpreter import BAD_ARGUMENTS, Interpreter
+from staticmem.engine.features import Feature, LossOfStep, features_of
+from staticmem.engine.interpreter import Coverage, Interpreter
 from staticmem.engine.kept_history import KeptHistories
 from staticmem.engine.notes import notes_of_step
 from staticmem.engine.shapes import check_output_shapes, no_tensor_output, placed
@@ -28,6 +28,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Note, Parameter, Region, Value
 from staticmem.ir.record import record
+from staticmem.ops.dispatch import BAD_ARGUMENTS
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import left_frozen, outer_matrices, projected_weights, values_of_loss
@@ -37,7 +38,6 @@ from staticmem.scenario.step import Scenario
 if TYPE_CHECKING:
     from staticmem.compiler.plan import Kernels
     from staticmem.engine.compiled_step import CompiledStep
-    from staticmem.engine.criterion import Criterion
 
 
 @record(frozen=True)
@@ -92,7 +92,7 @@ class StepRun:
     training: bool
     e: Eager
     features: list[Feature]
-    criterion: Criterion  # of a training step
+    criterion: LossOfStep  # of a training step
 
     def __init__(self, graph: Graph, scenario: Scenario, locals_policy: str, kernels: Kernels = "expected") -> None:
         self.kernels = kernels
@@ -166,12 +166,12 @@ class StepRun:
         self.notes += region_notes
         outputs = self._micro_batch()
         if scenario.accumulate > 1:  # all micro-batches after the first are equal: two suffice
-            counted = i.covered, i.unknown, i.unknown_bytes, e.choices
-            i.covered, i.unknown, i.unknown_bytes, e.choices = Counter(), Counter(), Counter(), Counter()
+            counted = i.coverage, e.choices
+            i.coverage, e.choices = Coverage(unknown_kept=i.coverage.unknown_kept), Counter()
             e.grad_enabled = True
             call_again(i)
             outputs = self._micro_batch()
-            i.covered, i.unknown, i.unknown_bytes, e.choices = counted
+            i.coverage, e.choices = counted
         self.histories.fill(kept_now(i), [tensor for tensor, _ in self.outputs.held])
         for feature in self.features:
             feature.end_step()
@@ -411,10 +411,10 @@ class StepRun:
             trace=self.e.trace.seal(),
             graph=graph,
             notes=tuple(self.notes),
-            covered=i.covered,
-            unknown=i.unknown,
-            unknown_bytes=i.unknown_bytes,
-            unknown_kept=i.unknown_kept,
+            covered=i.coverage.covered,
+            unknown=i.coverage.unknown,
+            unknown_bytes=i.coverage.unknown_bytes,
+            unknown_kept=i.coverage.unknown_kept,
             loss=loss,
             output_shapes=tuple(t.shape for t in outputs),
             trained=len(self.with_gradient),

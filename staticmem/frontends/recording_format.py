@@ -82,18 +82,16 @@ import lzma
 from typing import Any
 
 from staticmem.errors import ModelFileError
+from staticmem.ir import graph
 
 FORMAT, VERSION = "staticmem.recording", 1
-FUNCTION = "staticmem::function"
-HOOK = "staticmem::hook"  # of gradients: of a tensor, or of those that one op made
+FUNCTION, HOOK, SET_DATA, NOT_RECORDED = graph.FUNCTION, graph.HOOK, graph.SET_DATA, graph.NOT_RECORDED
+REQUIRES_GRAD, REQUIRES_NO_GRAD = graph.REQUIRES_GRAD, graph.REQUIRES_NO_GRAD
+BACKWARD, GRAD = graph.BACKWARD, graph.GRAD
 ITERATED = "aten::unbind.__iter__"  # `q, k, v = tensor`: an unbind, which Dynamo sees as one index after the other
 CPU_TENSOR = "staticmem::cpu_tensor"
-REQUIRES_GRAD, REQUIRES_NO_GRAD = "staticmem::requires_grad", "staticmem::requires_no_grad"
-NOT_RECORDED = "staticmem::not_recorded"  # what a recording does not have, so that training cannot be predicted
-# its arguments
+# the arguments of NOT_RECORDED
 SAVED_HOOKS, SELECTIVE, HOOKS, SCRIPTED = "saved_tensors_hooks", "context_fn", "hooks", "torch.jit.script"
-SET_DATA = "staticmem::set_data"  # `tensor.data = other`
-BACKWARD, GRAD = "staticmem::backward", "staticmem::grad"  # `torch.autograd.backward`, `torch.autograd.grad`
 NO_GRAD = 1  # flag of an op: it runs under no_grad()
 AUTOCAST = {2: "bfloat16", 4: "float16"}  # flags of an op: the dtype of the region of torch.autocast that it runs in
 # flag of an op: behind it `torch.clear_autocast_cache` is called, as it is where the outermost region ends

@@ -244,9 +244,16 @@ class Region:
 
 
 # ops of a recording: the call of a custom autograd function; a tensor that the code has made require a gradient
-FUNCTION, REQUIRES_GRAD = "staticmem::function", "staticmem::requires_grad"
-REQUIRES_NO_GRAD = "staticmem::requires_no_grad"  # of a parameter
+FUNCTION = "staticmem::function"  # a call of a custom autograd function
 HOOK = "staticmem::hook"  # of gradients, a CustomFunction
+REQUIRES_GRAD = "staticmem::requires_grad"
+REQUIRES_NO_GRAD = "staticmem::requires_no_grad"  # of a parameter
+BACKWARD = "staticmem::backward"  # torch.autograd.backward
+GRAD = "staticmem::grad"  # torch.autograd.grad
+SET_DATA = "staticmem::set_data"  # `tensor.data = other`
+NOT_RECORDED = "staticmem::not_recorded"  # what a recording does not have, so that training cannot be predicted
+RUN_AUTOGRAD = frozenset((REQUIRES_GRAD, REQUIRES_NO_GRAD, BACKWARD, GRAD))
+OF_RECORDINGS = RUN_AUTOGRAD.union((FUNCTION, HOOK, SET_DATA, NOT_RECORDED))  # they have no rule
 
 
 @record(frozen=True)

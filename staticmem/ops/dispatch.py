@@ -15,6 +15,9 @@ from staticmem.ir.graph import Value
 from staticmem.ops.casts import to_copy
 from staticmem.ops.registry import Autocast, Rule
 
+# what a rule raises when an argument does not match the ATen schema
+BAD_ARGUMENTS = (TypeError, AttributeError, LookupError, StopIteration, ArithmeticError)
+
 
 class _Typed(Protocol):
     @property

@@ -46,7 +46,7 @@ def shapes(graph: Graph, training: bool = False) -> list[tuple[int, ...]]:
         interpreter.define(given.name, tensor)
     e.trace.begin("forward")
     outputs = interpreter.forward()
-    assert not interpreter.unknown
+    assert not interpreter.coverage.unknown
     return [t.shape for t in outputs]
 
 
