@@ -82,7 +82,9 @@ def crashed(code: int, errors: str, failures: Failures, **facts: str) -> RunErro
     with open(errors, encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file.read()[-4000:].splitlines() if line.strip()]
     killed = code == -getattr(signal, "SIGKILL", 9)
-    last = "the system ended the process" if killed else lines[-1][:300] if lines else ""
+    last = lines[-1][:300] if lines else ""
+    if killed:
+        last = "the system ended the process"
     if killed or any("bad_alloc" in line or "MemoryError" in line for line in lines):
         return failures["memory"].error(last, **facts)
     try:

@@ -254,10 +254,14 @@ class Builder:
         first, end = self.starts[step - 1], self.starts[step]
         count, private = end - first, self.private
         ids = {self._place(id): id for id in range(first, end)}
-        calls = [
-            call + count if call >= 0 else call - count if ~call >= first else ~ids[self._place(~call)]
-            for call in self.calls[start:]
-        ]
+        calls = []
+        for call in self.calls[start:]:
+            if call >= 0:
+                calls.append(call + count)
+            elif ~call >= first:
+                calls.append(call - count)
+            else:
+                calls.append(~ids[self._place(~call)])
         private.update([id + count for id in private if id >= first])
         before: Sequence[int] = range(len(calls) + 1)  # for each of the calls, how many of those before it the step has
         if private:  # a replay allocates nothing, and releases what the recording has left

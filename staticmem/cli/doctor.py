@@ -146,7 +146,9 @@ def render(environment: Environment, view: View = PLAIN) -> str:
     wide = max(len(p.name) for p in environment.packages)
     for package in environment.packages:
         state = package.version or ("missing" if package.required else "not installed")
-        colour = "green" if package.version and not package.problem else "red" if package.required else "dim"
+        colour = "red" if package.required else "dim"
+        if package.version and not package.problem:
+            colour = "green"
         line = f"  {package.name:<{wide}}  {style.paint(f'{state:<16}', colour)}  {package.use}"
         text.lines.append(line + (f" ({package.problem})" if package.problem else ""))
     text.heading(f"  hardware data of {environment.hardware_data}; output in {environment.encoding}", "")

@@ -230,7 +230,10 @@ def _make(
         if index >= 0:
             tensor.grad_fn, tensor.output_nr = nodes[index], output_nr
     if base is not None:
-        tensor.base = operands[~base].base if base < 0 else operands[base] if base < HIDDEN else hidden[base - HIDDEN]
+        if base < 0:
+            tensor.base = operands[~base].base
+        else:
+            tensor.base = operands[base] if base < HIDDEN else hidden[base - HIDDEN]
     return tensor
 
 

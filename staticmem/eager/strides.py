@@ -209,9 +209,8 @@ def expand_strides(shape: Shape, strides: Strides, target: Shape) -> Strides:
         source = dim - offset
         if source >= 0:
             result[dim] = 0 if shape[source] == 1 and target[dim] != 1 else strides[source]
-        else:
-            # A new leading dimension: stride 0 when it repeats, else as if it were a size-1 dimension
-            result[dim] = 0 if target[dim] != 1 else (target[dim + 1] * result[dim + 1] if dim + 1 < len(target) else 1)
+        elif target[dim] == 1:  # a new leading dimension, as if it were a size-1 dimension; 0 where it repeats
+            result[dim] = target[dim + 1] * result[dim + 1] if dim + 1 < len(target) else 1
     return tuple(result)
 
 

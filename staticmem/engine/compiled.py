@@ -136,10 +136,7 @@ def with_sizes(interpreter: Interpreter, start: int, end: int, given: dict[str, 
             left_out.add(index)
     if not sizes:
         return graph
-    changed = [
-        _NOTHING if index in left_out else op if sizes.keys().isdisjoint(op.refs()) else _with_numbers(op, sizes)
-        for index, op in enumerate(ops)
-    ]
+    changed = [_NOTHING if index in left_out else _with_numbers(op, sizes) for index, op in enumerate(ops)]
     return replace(graph, ops=(*graph.ops[:start], *changed, *graph.ops[end:]))
 
 
@@ -157,6 +154,8 @@ def _size_argument(arg: Arg, env: Mapping[str, Any], graph: Graph) -> Any:
 
 
 def _with_numbers(op: Op, sizes: Mapping[str, int]) -> Op:
+    if sizes.keys().isdisjoint(op.refs()):
+        return op
     kwargs = {name: _filled(arg, sizes) for name, arg in op.kwargs.items()}
     return op.changed(args=tuple([_filled(arg, sizes) for arg in op.args]), kwargs=kwargs)
 

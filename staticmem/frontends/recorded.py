@@ -538,8 +538,8 @@ def _name(text: str) -> str:
 
 def _size_of(value: Any) -> int:
     """How many items a part of a document has."""
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + sum(map(_size_of, items))
+    items = value.values() if isinstance(value, dict) else value
+    return 1 + sum(map(_size_of, items)) if isinstance(value, dict | list) else 1
 
 
 def _other_mode(asked: tuple[bool, bool]) -> Note:

@@ -54,12 +54,11 @@ def isin(e: Eager, elements: Any, test_elements: Any, **_: Any) -> Tensor:
 def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> Tensor:
     """Saves the condition; each gradient is one tensor of the result's size. A number becomes a 0-dim tensor."""
     operands = []
+    dtype = next((value.dtype for value in (self, other) if isinstance(value, Tensor)), dtypes.float32)
     for value in (self, other):
         if isinstance(value, Tensor):
             operands.append(value)
         else:
-            like = self if isinstance(self, Tensor) else other if isinstance(other, Tensor) else None
-            dtype = like.dtype if like is not None else dtypes.float32
             operands.append(e.empty((), dtype, kernel="aten.scalar_tensor.default"))
     a, b = operands
     out = e.pointwise("aten.where.self", condition, a, b, dtype=result_type([a, b]))

@@ -160,7 +160,10 @@ class Calls(Generic[T]):
         for dim in range(left.ndim):
             if dim not in summed:
                 in_left, in_right = left.shape[dim] != 1, right.shape[dim] != 1
-                (shared if in_left and in_right else of_left if in_left else of_right).append(dim)
+                if in_left and in_right:
+                    shared.append(dim)
+                else:
+                    (of_left if in_left else of_right).append(dim)
         if of_left and of_right and of_right[-1] < of_left[0]:  # so that bmm writes the result's memory order
             left, right, of_left, of_right = right, left, of_right, of_left
         batch, rows, inner = (numel([left.shape[d] for d in dims]) for dims in (shared, of_left, summed))

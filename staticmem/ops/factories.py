@@ -25,8 +25,9 @@ def empty(e: Eager, size: Any, *args: Any, dtype: DType | None = None, **_: Any)
     """A new tensor without gradient."""
     fill = next((a for a in args if isinstance(a, (int, float)) and not isinstance(a, bool)), None)
     if dtype is None:
-        truth = any(isinstance(a, bool) for a in args)
-        dtype = dtypes.bool_ if truth else dtypes.int64 if isinstance(fill, int) else dtypes.float32
+        dtype = dtypes.int64 if isinstance(fill, int) else dtypes.float32
+        if any(isinstance(a, bool) for a in args):
+            dtype = dtypes.bool_
     return e.empty((size,) if isinstance(size, int) else tuple(size), dtype, kernel="aten.empty.memory_format")
 
 

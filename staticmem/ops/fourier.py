@@ -223,7 +223,9 @@ def _resized(e: Eager, self: Tensor, axes: Axes, sizes: Sequence[int]) -> Tensor
 def _axes(self: Tensor, s: Any, dim: Any, default: Axes | None) -> tuple[Axes, list[int]]:
     """Transformed dimensions, and their sizes (-1 keeps one)."""
     if dim is None:
-        dim = default if default is not None else tuple(range(self.ndim - len(s), self.ndim)) if s else None
+        dim = default
+    if dim is None and s:
+        dim = tuple(range(self.ndim - len(s), self.ndim))
     axes = tuple(range(self.ndim)) if dim is None else tuple(self.dim(d) for d in dim)
     sizes = [self.shape[a] if n in (None, -1) else n for a, n in zip(axes, s or (-1,) * len(axes), strict=True)]
     return axes, sizes

@@ -224,8 +224,11 @@ def _should_fold(e: Eager, self: Tensor, other: Tensor) -> bool:
 
 def _fold(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     first_larger = self.ndim >= other.ndim
-    large = self if first_larger else transpose(e, other, -2, -1)
-    small = other if first_larger else (t(e, self) if self.ndim == 2 else self)
+    if first_larger:
+        large, small = self, other
+    else:
+        large = transpose(e, other, -2, -1)
+        small = t(e, self) if self.ndim == 2 else self
     flat = reshape(e, large, (-1, large.shape[-1]))
     if small.ndim == 1:
         return reshape(e, mv(e, flat, small), large.shape[:-1])

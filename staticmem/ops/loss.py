@@ -28,7 +28,9 @@ from staticmem.ops.views import reshape
 
 
 def reduced(e: Eager, loss: Tensor, reduction: int) -> Tensor:
-    return loss if reduction == 0 else mean(e, loss) if reduction == 1 else sum_(e, loss)
+    if reduction == 0:
+        return loss
+    return mean(e, loss) if reduction == 1 else sum_(e, loss)
 
 
 def _pair_loss(e: Eager, self: Tensor, target: Tensor, reduction: int, name: str) -> Tensor:

@@ -23,12 +23,16 @@ def own_backward(
         incoming = grads[0]
         for _ in range(temporaries):
             e.empty_like(result)
-        passed = temporaries == 0 and incoming is not None
-        return [
-            None if not wanted else incoming if passed and incoming is not None and incoming.shape == t.shape
-            else e.empty_like(t)
-            for t, wanted in zip(inputs, need, strict=True)
-        ]  # fmt: skip
+        passed = incoming if temporaries == 0 else None
+        made: list[Tensor | None] = []
+        for tensor, wanted in zip(inputs, need, strict=True):
+            if not wanted:
+                made.append(None)
+            elif passed is not None and passed.shape == tensor.shape:
+                made.append(passed)
+            else:
+                made.append(e.empty_like(tensor))
+        return made
 
     formula = Formula(tuple(range(len(inputs))), gradients)
     e.record("backward of a custom function", named, list(inputs), [formula], [*saved])

@@ -128,7 +128,9 @@ def _formula(row: Unary, self: Tensor, result: Tensor) -> Formula:
 
     def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         out = grad = grad_of(grads)
-        operands = (saved, grad) if row.saved_first else (grad, saved) if row.saves else (grad,)
+        operands = (grad, saved) if row.saves else (grad,)
+        if row.saved_first:
+            operands = (saved, grad)
         for name in row.kernels:
             out = e.pointwise(f"aten.{name}", *operands)
         return out

@@ -249,8 +249,9 @@ class Rewrite:
         return Kernels([kernels[place] for place in sequence]), {i: rank[place] for i, place in places.items()}, rank
 
     def _phase_at(self, moment: _Moment) -> str:
-        begun = [name for name, tick in self.trace.phases if (tick, BEFORE, 0) <= moment]
-        return begun[-1] if begun else self.trace.phases[0][0] if self.trace.phases else "setup"
+        phases = self.trace.phases
+        begun = [name for name, tick in phases if (tick, BEFORE, 0) <= moment] or [name for name, _ in phases[:1]]
+        return begun[-1] if begun else "setup"
 
 
 def _assign_in_order(pieces: Sequence[Piece], trained: Sequence[Weight]) -> None:

@@ -231,7 +231,9 @@ def _in_blocks(graph: Graph, ops: Sequence[Op]) -> Iterator[Op]:
     blocks: list[tuple[str, list[Op]]] = [("", [])]
     for op in ops:
         read = [match for name in op.refs() if name in names and (match := _BLOCK.match(names[name] + "."))]
-        block = read[0][0] if read else "" if not names.keys().isdisjoint(op.refs()) else blocks[-1][0]
+        block = blocks[-1][0] if names.keys().isdisjoint(op.refs()) else ""
+        if read:
+            block = read[0][0]
         if block != blocks[-1][0]:
             blocks.append((block, []))
         blocks[-1][1].append(op)

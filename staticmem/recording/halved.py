@@ -62,7 +62,8 @@ def casts_of(program: Program, targets: Sequence[str]) -> Casts:
         given = f"{written.DTYPE}{program.dtypes.get(int(args[0][1:]), '')}"
         asked = next((a for a in (*args[1:], *kwargs.values()) if a in (_OWN, _CAST)), None)
         of_device = targets[target] == "aten::to.dtype_layout"  # `x.to(device)`, which keeps the type
-        if asked is not None and asked != (given if of_device else _CAST if given == _OWN else _OWN):
+        other = _CAST if given == _OWN else _OWN
+        if asked is not None and asked != (given if of_device else other):
             casts.otherwise = True
         if (given, asked) == (_CAST, _OWN):
             casts.up.add(index)

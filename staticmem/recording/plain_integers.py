@@ -34,7 +34,7 @@ def symbolic_integers(watch: Watch) -> Iterator[None]:
     linspace = torch.linspace
 
     def recorded_linspace(*args: Any, **kwargs: Any) -> Any:
-        steps = kwargs["steps"] if "steps" in kwargs else args[2] if len(args) > 2 else 100
+        steps = kwargs.get("steps", args[2] if len(args) > 2 else 100)
         if not isinstance(steps, torch.SymInt):
             return linspace(*args, **kwargs)
         start, end = (float(kwargs[k]) if k in kwargs else args[i] for i, k in enumerate(("start", "end")))

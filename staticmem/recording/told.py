@@ -18,7 +18,10 @@ def lines_of(document: Mapping[str, Any], axes: Sequence[Mapping[int, str]] | No
     of_one, others = _conditions(symbols, [*sizes["conditions"], *document["training_conditions"]])
     opened = []
     for name, (low, high) in symbols.items():
-        limits = [f"{low} to {high}" if high is not None else f"from {low}" if low > 1 else "", *of_one.get(name, ())]
+        limit = f"from {low}" if low > 1 else ""
+        if high is not None:
+            limit = f"{low} to {high}"
+        limits = [limit, *of_one.get(name, ())]
         told = ", ".join(filter(None, dict.fromkeys(limits)))
         opened.append(f"{name} ({told})" if told else name)
     lines = [f"Open sizes: {', '.join(opened) or 'none'}"]

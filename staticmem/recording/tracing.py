@@ -68,7 +68,9 @@ def open_axes(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> l
         axes: Axes = {}
         for axis, size in enumerate(shape):
             image = len(shape) == 4 and floating and axis > 1
-            role = "batch" if axis == 0 else ("height", "width")[axis - 2] if image else f"axis{axis}"
+            role = ("height", "width")[axis - 2] if image else f"axis{axis}"
+            if axis == 0:
+                role = "batch"
             others = [other[axis] for other, _ in shapes if len(other) > axis]
             if axis == 0:
                 is_open = batches == {size}
@@ -270,7 +272,10 @@ def _described(program: Any, given: Any, traced: Any, axes: Sequence[Axes]) -> T
     for symbol, title in titles.items():
         low = least.get(symbol, 1)
         refused = any(c.subs({**hints, symbol: low}) == False for c in asked)  # noqa: E712 (it is sympy's false)
-        opened.append(f"{title} (not {low})" if refused else f"{title} (from {low})" if low > 1 else title)
+        if refused:
+            opened.append(f"{title} (not {low})")
+        else:
+            opened.append(f"{title} (from {low})" if low > 1 else title)
     sizes = TracedSizes(examples, {str(s): n for s, n in least.items()}, tuple(asked.values()))
     titled = {str(symbol): title for symbol, title in titles.items()}
     return Trace(program, sizes, tuple(stayed), titled, tuple(opened), tuple(fixed))

@@ -595,7 +595,9 @@ def _bounded_slice(x: torch.Tensor, axis: int = 0, *bounds: Any) -> tuple[Any, .
             return bound
         if bound < 0:
             bound = bound + size
-        return 0 if bound < 0 else size if bound > size else bound
+        if bound < 0:
+            return 0
+        return size if bound > size else bound
 
     return (x, axis, *map(bounded, bounds[:2]), *bounds[2:])
 

@@ -204,8 +204,8 @@ def _input_names(module: Any, args: tuple[Any, ...]) -> list[str]:
         name = f"{parameter.name}_{at}" if parameter.kind is parameter.VAR_POSITIONAL else parameter.name
         leaves = pytree.tree_leaves(arg)
         for index, leaf in enumerate(leaves):
-            tensor = isinstance(leaf, torch.Tensor)
-            names.append("" if not tensor else name if len(leaves) == 1 else f"{name}_{index}")
+            of_leaf = name if len(leaves) == 1 else f"{name}_{index}"
+            names.append(of_leaf if isinstance(leaf, torch.Tensor) else "")
     return names
 
 

@@ -132,7 +132,9 @@ def parse_axes(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
         if name in lists:
             raise UsageError(f"--what-if {name} is given twice", "", f"Write {name}=A,B.", "SM197")
         entry = axes["batch" if name.startswith("dims.") else name]
-        kind = "whole" if name.startswith("dims.") else OPTIONS[name].kind if name in OPTIONS else "text"
+        kind = OPTIONS[name].kind if name in OPTIONS else "text"
+        if name.startswith("dims."):
+            kind = "whole"
         listed = values if kind == "names" else [plain_value(kind, text) for text in values]
         lists[name] = entry.kind.read(of_plain(listed, "--what-if", name))
     return lists

@@ -281,7 +281,11 @@ def _cells(meter: Meter, view: View) -> tuple[str, str, str, str, str]:
             predicted += f" to {view.size(meter.high)}"
     measured = "-" if meter.measured is None else view.size(meter.measured)
     difference = meter.difference
-    shown = "" if difference is None else "0" if difference == 0 else f"{difference:+,} bytes"
+    shown = "0"
+    if difference:
+        shown = f"{difference:+,} bytes"
+    if difference is None:
+        shown = ""
     return meter.name, predicted, measured, shown, meter.note
 
 

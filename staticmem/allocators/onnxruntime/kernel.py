@@ -27,7 +27,9 @@ class Processor:
 
     def rows(self, left_signed: bool, right_signed: bool) -> int:
         """The multiple of rows for the signs of the two sides."""
-        return self.s8 if left_signed else self.u8s8 if right_signed else self.u8u8
+        if left_signed:
+            return self.s8
+        return self.u8s8 if right_signed else self.u8u8
 
 
 AVX512 = Processor()

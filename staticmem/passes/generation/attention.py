@@ -210,7 +210,9 @@ def _windows(wide: Graph, choices: Mapping[str, str]) -> dict[str, int | None]:
     windows: dict[str, int | None] = {}
     seen: dict[str, int | bool | None] = {}
     for op in wide.ops:
-        chosen = op.args[0] if op.base == "aten::where" else argument(op, 3, "attn_mask") if op.base == SDPA else None
+        chosen = argument(op, 3, "attn_mask") if op.base == SDPA else None
+        if op.base == "aten::where":
+            chosen = op.args[0]
         if isinstance(chosen, Ref):
             facts = knowledge.of(chosen)
             seen[op.name] = _window(facts) if isinstance(facts, Mask) else False

@@ -83,7 +83,9 @@ def render(check: Check, view: View = PLAIN) -> str:
 def _mark(o: Outcome) -> str:
     if o.error is not None:
         return "error"
-    return "ok" if o.passed else "warn" if o.level == "warning" else "over"
+    if o.passed:
+        return "ok"
+    return "warn" if o.level == "warning" else "over"
 
 
 def _metric(o: Outcome) -> str:

@@ -199,7 +199,11 @@ def largest_texts(row: CardRow, sizing: Sizing) -> tuple[str, str, str]:
 
 def batch_text(batch: int | None, exact: bool = True) -> str:
     """`195`; `192+` where it is safe and larger ones may be; `-` where none is."""
-    return "" if batch is None else f"{batch}{'' if exact else '+'}" if batch else "-"
+    if batch is None:
+        return ""
+    if not batch:
+        return "-"
+    return f"{batch}" if exact else f"{batch}+"
 
 
 def lever_peak(lever: Lever) -> int:

@@ -89,7 +89,9 @@ def _largest(card: CardFit) -> list[str]:
 
 def setting(row: SweepRow, axis: str) -> str:
     value = row.settings.get(axis, "-")
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
 
 
 def fit_text(card: CardFit, view: View) -> str:
@@ -175,7 +177,9 @@ def csv_rows(sweep: Sweep) -> Iterator[Sequence[object]]:
     heads = ["index", "name", "model", "mode", *settings, "live_bytes", "phase", *(f"{c}_bytes" for c in categories)]
     heads += ["forward_peak_bytes", "backward_peak_bytes", "optimizer_peak_bytes", "method"]
     name = largest_name(sweep)
-    largest = _LARGEST if name == "batch" else _LARGEST_DIM if name else []
+    largest = _LARGEST_DIM if name else []
+    if name == "batch":
+        largest = _LARGEST
     prefix = "max_batch" if name == "batch" else "max_dim"
     for gpu in sweep.gpus:
         heads += [f"{name}[{gpu}]" for name in _FIGURES]

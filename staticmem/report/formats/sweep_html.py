@@ -91,12 +91,12 @@ def _series(sweep: Sweep, axis: str) -> dict[str, list[SweepRow]]:
 
 def _needs(rows: Sequence[SweepRow], axis: str, xs: Sequence[float], number: int | None) -> list[int | None]:
     """Bytes at each position of the axis: of the card with this number, or live."""
-    needs = {
-        float(row.settings[axis] or 0): (
-            row.live_bytes if number is None else row.cards[number].device_bytes if row.cards else None
-        )
-        for row in rows
-    }
+    needs: dict[float, int | None] = {}
+    for row in rows:
+        need = row.live_bytes
+        if number is not None:
+            need = row.cards[number].device_bytes if row.cards else None
+        needs[float(row.settings[axis] or 0)] = need
     return [needs.get(x) for x in xs]
 
 

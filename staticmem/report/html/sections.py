@@ -65,7 +65,9 @@ def peak_section(report: Report, view: View) -> str:
 def _phases(report: Report, view: View) -> str:
     rows = []
     for title, nbytes, at, kept in phase_rows(report.phases):
-        beside = f"{view.size(kept)} of activations kept" if kept is not None else name(at) if at else ""
+        beside = name(at) if at else ""
+        if kept is not None:
+            beside = f"{view.size(kept)} of activations kept"
         rows.append((title, view.size(nbytes), beside))
     phases = table(("Phase", "Bytes", ""), rows, right=(1,), caption="Phases")
     tables = (("Compiled code", compiled_rows(report, view)), ("Keys and values", cache_rows(report, view)))
