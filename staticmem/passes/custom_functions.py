@@ -20,6 +20,7 @@ from staticmem.passes.lost_gradients import (
     with_gradients,
     with_least_gradients,
 )
+from staticmem.scenario.step import Scenario
 
 _APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
@@ -36,9 +37,10 @@ def has_functions(graph: Graph) -> bool:
     return has_regions_taken_for_no_grad(graph) or bool(steps_of(graph)) or with_least_gradients(graph) is not None
 
 
-def ends_of_functions(graph: Graph) -> tuple[Graph, Graph] | None:
-    """The graph with the least and with the most that its custom functions may do; None where it has none."""
-    if not has_functions(graph):
+def ends_of_functions(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] | None:
+    """The graph with the least and with the most that its custom functions may do in training; None where it has
+    none."""
+    if not scenario.training or not has_functions(graph):
         return None
     regions = [*_regions(graph)]
     least = _with_bounds(with_least_gradients(graph) or graph, regions, 0)

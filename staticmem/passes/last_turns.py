@@ -14,12 +14,14 @@ from dataclasses import replace
 from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.passes.edit import reading_instead
 from staticmem.passes.frames.policy import Stack, general_path
+from staticmem.scenario.step import Scenario
 
 _FEWEST_TURNS = 3  # two whole ones show what a turn is
 
 
-def with_last_turns(graph: Graph) -> Graph | None:
-    """The graph with the ops that exporters may have dropped from last turns; None where there are none."""
+def ends_of_loops(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] | None:
+    """The graph as it is, and with the ops that exporters may have dropped from last turns; None where there are
+    none."""
     inserted: dict[int, list[Op]] = {}  # by the index that they come before
     for frame, starts in _turns(graph).items():
         turns = [_ops_of_turn(graph, frame, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
@@ -29,7 +31,7 @@ def with_last_turns(graph: Graph) -> Graph | None:
     if not inserted:
         return None
     ops = [each for index, op in enumerate(graph.ops) for each in (*inserted.get(index, ()), op)]
-    return replace(graph, ops=(*ops, *inserted.get(len(graph.ops), ())))
+    return graph, replace(graph, ops=(*ops, *inserted.get(len(graph.ops), ())))
 
 
 def _turns(graph: Graph) -> dict[Stack, list[int]]:

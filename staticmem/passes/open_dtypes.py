@@ -28,14 +28,19 @@ from staticmem.passes.lost_gradients import is_published
 
 if TYPE_CHECKING:
     from staticmem.passes.asked import Asked
+    from staticmem.scenario.step import Scenario
 
 _OWN_DTYPE = re.compile(r"\.dtype\b|\btype_as\(|dtype=(?!torch\.)[a-z_]\w*|\.to\((?!torch\.float|dtype=torch\.)")
 _NAMED_DTYPE = re.compile(r"\btorch\.float|\.float\(")
 _FACTORIES = frozenset(f"aten::{name}" for name in "empty zeros ones full rand randn".split())
 
 
-def with_dtype_of_autocast(graph: Graph, amp: DType) -> Graph | None:
-    """The graph with `amp` wherever float32 may stand for a tensor's dtype; None where it does nowhere."""
+def ends_under_autocast(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] | None:
+    """The graph with autocast's dtype wherever float32 may stand for a tensor's dtype, and as it is; None where it does
+    nowhere."""
+    amp = scenario.amp
+    if amp is None:
+        return None
     ops, count = list(graph.ops), 0
     kinds = {target: kinds_of(target.split(".", 1)[0]) for target in {op.target for op in ops}}
     children = names_of_children(graph)
@@ -53,7 +58,7 @@ def with_dtype_of_autocast(graph: Graph, amp: DType) -> Graph | None:
         if args != op.args or kwargs != op.kwargs:
             ops[index] = op.changed(args=args, kwargs=kwargs)
             count += 1
-    return replace(graph, ops=tuple(ops)) if count else None
+    return (replace(graph, ops=tuple(ops)), graph) if count else None
 
 
 def dtypes_of_lines(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
@@ -97,11 +102,11 @@ def _with_dtypes_before_casts(graph: Graph) -> list[Op]:
     return ops
 
 
-def ends_of_cast(graph: Graph, low: DType) -> tuple[Graph, Graph] | None:
-    """The graphs of a model that is cast to `low` with this dtype, and with float32, wherever nothing tells which of
-    them the code has; None where there is no such place."""
-    left_open = graph.open_float32
-    if not left_open:
+def ends_of_cast(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] | None:
+    """The graphs of a model that is cast to 16 bits as a whole with this dtype, and with float32, wherever nothing
+    tells which of them the code has; None where there is no such place."""
+    left_open, low = graph.open_float32, scenario.dtype
+    if not left_open or low not in dtypes.HALVES:
         return None
     lowest = tuple(_with_dtype(op, low) if op.name in left_open else op for op in graph.ops)
     return replace(graph, ops=lowest), replace(graph, named_float32=graph.named_float32 | left_open)

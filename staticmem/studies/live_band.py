@@ -18,7 +18,6 @@ from typing import Protocol, TypeVar
 from staticmem.compiler.plan import Kernels
 from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import StaticmemError
-from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.liveness import Lifetimes, liveness
@@ -28,7 +27,7 @@ from staticmem.passes.frames.releases import kept_by_modules, releases_of
 from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import AUTOTUNED, WHOLE
+from staticmem.scenario.step import AUTOTUNED, WHOLE, Scenario
 from staticmem.studies.kept_tensors import moved_by_kept_tensors
 from staticmem.studies.steps import JUDGED, Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors
@@ -39,6 +38,7 @@ OTHER_KERNELS: tuple[Kernels, ...] = ("apart", "fresh")  # of compiled code, whe
 BAND_LIMIT = 50_000  # ops; beyond it the band would take two further runs of a large step
 
 Made = TypeVar("Made")
+Question = Callable[[Graph, Scenario], "tuple[Graph, Graph] | None"]
 
 
 def moved_by_unknown_ops(result: StepResult) -> tuple[int, int]:
@@ -51,6 +51,16 @@ def moved_by_unknown_ops(result: StepResult) -> tuple[int, int]:
     """
     kept = sum(result.unknown_kept.values())
     return kept, 2 * sum(result.unknown_bytes.values()) + kept
+
+
+def questions() -> tuple[Question, ...]:
+    """What passes leave open beside what runs in place: each gives the graphs with the least and the most of it, or
+    None where a graph leaves nothing open."""
+    from staticmem.passes.custom_functions import ends_of_functions
+    from staticmem.passes.last_turns import ends_of_loops
+    from staticmem.passes.open_dtypes import ends_of_cast, ends_under_autocast
+
+    return ends_of_functions, ends_under_autocast, ends_of_cast, ends_of_loops
 
 
 class HasResult(Protocol):
@@ -208,28 +218,20 @@ class LiveBand:
         """The steps with the least, and with the most, that the code may do with its values; none where that does not
         move the peak."""
         graph, scenario = self.graph, self.scenario
-        halved, of_cast = self._with_dtype_of_autocast(graph), self._ends_of_cast(graph)
-        longer = self._with_last_turns(graph)
+        open_questions = [question for question in questions() if question(graph, scenario) is not None]
         every = scenario.training and (
-            self._has_functions()
-            or longer is not None
+            bool(open_questions)
             or has_open_regions(graph, scenario.amp is not None)
-            or halved is not None
-            or of_cast is not None
             or kept_by_modules(graph) != kept_by_modules(graph, "last-use")
         )
         if scenario.training and not every and not self._forward_matters():
             return ()
         ends = self.ends_of_inplace or (graph, graph)
-        if every:
-            ends = self._ends_of_functions(ends) or ends
-        if halved is not None:
-            ends = self._with_dtype_of_autocast(ends[0]) or halved, ends[1]
-        if of_cast is not None:
-            lowest, highest = (self._ends_of_cast(end) or of_cast for end in ends)
-            ends = lowest[0], highest[1]
-        if longer is not None:
-            ends = ends[0], self._with_last_turns(ends[1]) or longer
+        for question in open_questions:
+            least, most = (question(end, scenario) or question(graph, scenario) for end in ends)
+            assert least is not None
+            assert most is not None
+            ends = least[0], most[1]
         early = every or (scenario.training and self._may_release_early()) or self._holds_otherwise("last-use")
         late = every or self._holds_otherwise("most")
         policies = ["last-use" if early else "expected", "most" if late else "expected"]
@@ -238,40 +240,6 @@ class LiveBand:
         runs = zip(("its lower end", "its upper end"), ends, policies, strict=True)
         steps = [self._evaluated(name, partial(step_of, self.model, end, scenario, to)) for name, end, to in runs]
         return tuple([step[1] for step in steps if step is not None])
-
-    def _with_dtype_of_autocast(self, graph: Graph) -> Graph | None:
-        """The graph with the dtypes that code may take from tensors under autocast; None where there are none."""
-        if self.scenario.amp is None:
-            return None
-        from staticmem.passes.open_dtypes import with_dtype_of_autocast
-
-        return with_dtype_of_autocast(graph, self.scenario.amp)
-
-    def _with_last_turns(self, graph: Graph) -> Graph | None:
-        """The graph with what exporters may have dropped from the last turns of loops; None where there is none."""
-        from staticmem.passes.last_turns import with_last_turns
-
-        return with_last_turns(graph)
-
-    def _ends_of_cast(self, graph: Graph) -> tuple[Graph, Graph] | None:
-        """The graphs with the least and the most that casts may be where the model is cast to 16 bits as a whole."""
-        if self.scenario.dtype not in dtypes.HALVES:
-            return None
-        from staticmem.passes.open_dtypes import ends_of_cast
-
-        return ends_of_cast(graph, self.scenario.dtype)
-
-    def _has_functions(self) -> bool:
-        from staticmem.passes.custom_functions import has_functions
-
-        return has_functions(self.graph)
-
-    def _ends_of_functions(self, ends: tuple[Graph, Graph]) -> tuple[Graph, Graph] | None:
-        """Graphs with the least and the most that custom autograd functions may save and compute in training."""
-        from staticmem.passes.custom_functions import ends_of_functions
-
-        bounds = [ends_of_functions(end) for end in ends]
-        return None if bounds[0] is None or bounds[1] is None else (bounds[0][0], bounds[1][1])
 
     def _holds_otherwise(self, policy: str) -> bool:
         """Whether a policy of `frames.policy` lets variables hold something else than the expected one."""

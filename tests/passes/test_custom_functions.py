@@ -15,6 +15,8 @@ from staticmem.scenario.step import Scenario
 X = Ref("x")
 CALL = (SourceLine("net.py", 3, "forward", "return Swish.apply(x)"),)
 
+TRAIN = Scenario("train")
+
 
 def swish(line: tuple[SourceLine, ...] = CALL) -> Graph:
     b = Builder(x=(64, 64), w=(64, 64))
@@ -30,7 +32,7 @@ def peak(graph: Graph) -> int:
 
 
 def test_the_ends_differ_in_what_is_saved() -> None:
-    ends = ends_of_functions(swish())
+    ends = ends_of_functions(swish(), TRAIN)
     assert ends is not None
     least, most = ends
     assert [op.grad for op in least.ops] == [True, False, False, True]
@@ -41,14 +43,14 @@ def test_the_ends_differ_in_what_is_saved() -> None:
 
 
 def test_files_without_such_a_call_are_certain() -> None:
-    assert ends_of_functions(swish(())) is None
+    assert ends_of_functions(swish(()), TRAIN) is None
     torch = (SourceLine("/site-packages/torch/utils/checkpoint.py", 3, "checkpoint", "CheckpointFunction.apply(x)"),)
-    assert ends_of_functions(swish(torch)) is None
+    assert ends_of_functions(swish(torch), TRAIN) is None
 
 
 def test_silu_without_classes_may_be_two_ops() -> None:
     b = Builder(x=(4, 4))
-    ends = ends_of_functions(b.graph(b.call("silu", X, name="y")))
+    ends = ends_of_functions(b.graph(b.call("silu", X, name="y")), TRAIN)
     assert ends is not None
     assert [op.base for op in ends[0].ops] == ["aten::silu"]
     assert [op.base for op in ends[1].ops] == ["aten::sigmoid", "aten::mul"]

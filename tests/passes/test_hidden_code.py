@@ -19,6 +19,8 @@ from staticmem.scenario.step import Scenario
 
 X = Ref("x")
 
+TRAIN = Scenario("train")
+
 
 def line(text: str, number: int = 1, file: str = "net.py") -> SourceLine:
     return SourceLine(file, number, "forward", text)
@@ -79,7 +81,7 @@ CALLS = line("y = entmax(x)"), line("return softmax_of(x)")
 def test_a_function_that_hidden_code_applies_is_a_frame_more() -> None:
     graph = applied(*CALLS, line("y = x * torch.sigmoid(x)", 7))
     assert [line_calling_function(op) for op in graph.ops] == [1, 1]
-    assert ends_of_functions(graph) is not None
+    assert ends_of_functions(graph, TRAIN) is not None
 
 
 @pytest.mark.parametrize("stack", [
@@ -91,7 +93,7 @@ def test_a_function_that_hidden_code_applies_is_a_frame_more() -> None:
 def test_other_frames_are_no_functions(stack: tuple[SourceLine, ...]) -> None:
     graph = applied(*stack)
     assert [line_calling_function(op) for op in graph.ops] == [None, None]
-    assert ends_of_functions(graph) is None
+    assert ends_of_functions(graph, TRAIN) is None
 
 
 def test_a_head_of_training_alone_is_not_in_inference() -> None:

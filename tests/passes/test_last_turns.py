@@ -5,9 +5,12 @@ from __future__ import annotations
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref
-from staticmem.passes.last_turns import with_last_turns
+from staticmem.passes.last_turns import ends_of_loops
+from staticmem.scenario.step import Scenario
 
 NET = ":my.Net"
+
+TRAIN = Scenario("train")
 
 
 def wavenet(*, turns: int = 3, whole: bool = False, scale: float = 2.0) -> Graph:
@@ -29,23 +32,23 @@ def wavenet(*, turns: int = 3, whole: bool = False, scale: float = 2.0) -> Graph
 
 def test_the_last_turn_gets_what_the_others_compute() -> None:
     graph = wavenet()
-    longer = with_last_turns(graph)
+    longer = ends_of_loops(graph, TRAIN)
     assert longer is not None
-    added = [op for op in longer.ops if op not in graph.ops]
+    added = [op for op in longer[1].ops if op not in graph.ops]
     assert [op.target for op in added] == ["aten::slice.Tensor", "aten::add.Tensor", "aten::mul.Tensor"]
     assert added[0].refs() == ("y2",)
     assert added[1].refs() == ("x1", *added[0].outputs)
     assert added[2].refs() == added[1].outputs
-    assert longer.ops.index(added[0]) > next(i for i, op in enumerate(longer.ops) if "y2" in op.outputs)
-    assert longer.ops[-1].outputs == ("end",)
+    assert longer[1].ops.index(added[0]) > next(i for i, op in enumerate(longer[1].ops) if "y2" in op.outputs)
+    assert longer[1].ops[-1].outputs == ("end",)
 
 
 def test_a_loop_that_is_whole_is_as_it_was() -> None:
-    assert with_last_turns(wavenet(whole=True)) is None
+    assert ends_of_loops(wavenet(whole=True), TRAIN) is None
 
 
 def test_two_turns_do_not_show_what_a_turn_is() -> None:
-    assert with_last_turns(wavenet(turns=2)) is None
+    assert ends_of_loops(wavenet(turns=2), TRAIN) is None
 
 
 def test_a_module_that_the_last_turn_does_not_call_is_no_sign() -> None:
@@ -55,4 +58,4 @@ def test_a_module_that_the_last_turn_does_not_call_is_no_sign() -> None:
         x = b.within(NET, f"blocks.{turn}:my.Child").call("exp", x)
         if turn < 3:
             x = b.within(NET, f"downs.{turn}:my.Child").call("exp", x)
-    assert with_last_turns(b.graph(b.within(NET, "end:my.Child").call("exp", x))) is None
+    assert ends_of_loops(b.graph(b.within(NET, "end:my.Child").call("exp", x)), TRAIN) is None

@@ -16,6 +16,8 @@ from staticmem.scenario.step import Scenario
 
 X, W = Ref("x"), Ref("w")
 
+TRAIN = Scenario("train")
+
 
 def trained(graph: Graph) -> Graph:
     """With `w` as a parameter."""
@@ -42,7 +44,7 @@ def test_a_comparison_may_be_a_function_with_a_backward_of_its_own() -> None:
     assert has_functions(graph)
     step = steps_of(graph)[2]
     assert (step.result, step.inputs, step.between) == ("spike", ("current",), ("above", "spike"))
-    ends = ends_of_functions(graph)
+    ends = ends_of_functions(graph, TRAIN)
     assert ends is not None
     least, most = ends
     assert least.ops == graph.ops
@@ -64,9 +66,9 @@ def test_a_region_that_is_taken_for_no_grad_may_have_gradients() -> None:
     graph = trained(b.graph(b.call("mm", hidden, W, name="out")))
     first, second, third = graph.ops
     graph = replace(graph, ops=(replace(first, grad=False), replace(second, grad=False), third))
-    assert ends_of_functions(graph) is None  # the file says so itself
+    assert ends_of_functions(graph, TRAIN) is None  # the file says so itself
     graph = graph.with_edit(Edit("regions without grad", 3, 3, 2, (Note("assumption", "SM262", "", 2),)))
-    ends = ends_of_functions(graph)
+    ends = ends_of_functions(graph, TRAIN)
     assert ends is not None
     assert [op.grad for op in ends[0].ops] == [False, False, True]
     assert [(op.grad, op.amp) for op in ends[1].ops] == [(True, False), (True, False), (True, True)]

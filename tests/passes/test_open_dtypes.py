@@ -13,7 +13,10 @@ import staticmem
 from staticmem.ir.dtypes import bfloat16, float32, int64
 from staticmem.ir.graph import Frame, Graph, Ref, SourceLine
 from staticmem.passes.asked import Asked
-from staticmem.passes.open_dtypes import dtypes_of_lines, ends_of_cast, with_dtype_of_autocast
+from staticmem.passes.open_dtypes import dtypes_of_lines, ends_of_cast, ends_under_autocast
+from staticmem.scenario.step import Scenario
+
+AMP, CAST = Scenario("train", amp=bfloat16), Scenario("train", dtype=bfloat16)
 
 
 def graph(op: str, *args: object, line: str = "", cls: str = "net.Net") -> Graph:
@@ -25,34 +28,34 @@ def graph(op: str, *args: object, line: str = "", cls: str = "net.Net") -> Graph
 
 @pytest.mark.parametrize("line", ["", "y = F.one_hot(i).to(z.dtype)", "y = y.type_as(z)", "dtype=z.dtype,"])
 def test_a_cast_that_may_be_to_the_dtype_of_a_tensor(line: str) -> None:
-    half = with_dtype_of_autocast(graph("to.dtype", Ref("x"), float32, line=line), bfloat16)
+    half = ends_under_autocast(graph("to.dtype", Ref("x"), float32, line=line), AMP)
     assert half is not None
-    assert half.ops[0].args == (Ref("x"), bfloat16)
+    assert half[0].ops[0].args == (Ref("x"), bfloat16)
 
 
 @pytest.mark.parametrize("line", ["y = self.aggregate(y, z)", "y = aggregate(y, z)"])
 def test_a_cast_in_a_function_that_no_trace_shows(line: str) -> None:
-    half = with_dtype_of_autocast(graph("to.dtype", Ref("x"), float32, line=line), bfloat16)
+    half = ends_under_autocast(graph("to.dtype", Ref("x"), float32, line=line), AMP)
     assert half is not None
-    assert half.ops[0].args == (Ref("x"), bfloat16)
+    assert half[0].ops[0].args == (Ref("x"), bfloat16)
 
 
 @pytest.mark.parametrize("line", ["y = y.float()", "y = y.to(torch.float32)", "y = torch.randn(3)"])
 def test_a_dtype_that_the_line_names(line: str) -> None:
-    assert with_dtype_of_autocast(graph("to.dtype", Ref("x"), float32, line=line), bfloat16) is None
+    assert ends_under_autocast(graph("to.dtype", Ref("x"), float32, line=line), AMP) is None
 
 
 def test_new_tensors_without_a_line() -> None:
-    half = with_dtype_of_autocast(graph("randn", (4, 4)), bfloat16)
+    half = ends_under_autocast(graph("randn", (4, 4)), AMP)
     assert half is not None
-    assert half.ops[0].kwargs == {"dtype": bfloat16}
-    assert with_dtype_of_autocast(graph("full", (4, 4), 1), bfloat16) is None  # of integers
-    assert with_dtype_of_autocast(graph("to.dtype", Ref("x"), int64), bfloat16) is None
+    assert half[0].ops[0].kwargs == {"dtype": bfloat16}
+    assert ends_under_autocast(graph("full", (4, 4), 1), AMP) is None  # of integers
+    assert ends_under_autocast(graph("to.dtype", Ref("x"), int64), AMP) is None
 
 
 def test_published_code_is_as_it_was_compared() -> None:
     published = graph("to.dtype", Ref("x"), float32, cls="transformers.models.t5.T5")
-    assert with_dtype_of_autocast(published, bfloat16) is None
+    assert ends_under_autocast(published, AMP) is None
 
 
 # -- a model that is cast as a whole -----------------------------------------------------------------------------
@@ -71,7 +74,7 @@ def cast(line: str, cls: str = "net.Net") -> Graph:
 def test_a_line_that_takes_a_dtype_from_a_tensor_has_that_of_the_model(line: str) -> None:
     graph = cast(line)
     assert graph.ops[0].args == (Ref("x"), bfloat16)
-    assert ends_of_cast(graph, bfloat16) is None
+    assert ends_of_cast(graph, CAST) is None
 
 
 @pytest.mark.parametrize("line", ["y = y.float()", "y = y.to(torch.float32)"])
@@ -79,21 +82,21 @@ def test_a_line_that_names_float32_keeps_it(line: str) -> None:
     graph = cast(line)
     assert graph.ops[0].args == (Ref("x"), float32)
     assert graph.named_float32 == {graph.ops[0].name}
-    assert ends_of_cast(graph, bfloat16) is None
+    assert ends_of_cast(graph, CAST) is None
 
 
 @pytest.mark.parametrize("line", ["", "p = scores.float().softmax(-1).to(q.dtype)", "y = aggregate(y.float(), z)"])
 def test_where_no_line_tells_the_band_has_both(line: str) -> None:
     graph = cast(line)
     assert graph.ops[0].args == (Ref("x"), float32)
-    ends = ends_of_cast(graph, bfloat16)
+    ends = ends_of_cast(graph, CAST)
     assert ends is not None
     assert ends[0].ops[0].args == (Ref("x"), bfloat16)
     assert ends[1].named_float32 == {graph.ops[0].name}
 
 
 def test_published_code_is_read_as_it_was_compared() -> None:
-    assert ends_of_cast(cast("y = y.float()", cls="transformers.models.t5.T5"), bfloat16) is None
+    assert ends_of_cast(cast("y = y.float()", cls="transformers.models.t5.T5"), CAST) is None
 
 
 def mixed() -> Any:
