@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ TABLES_OF_OPS = 102  # module-level constants outside of ops/ that list three or
 FILES_OF_STRATEGIES = 4  # that name a strategy of several GPUs
 SKIPS_OF_FORMAT = 251  # aim: 40
 NESTED_CONDITIONALS = 15  # conditional expressions within one another; aim: 0
+PLACES_OF_COMBINATIONS = 1  # files that refuse options for others that are given
 LINES = 98_890  # of the package; aim: 88,000
 WALK = {"files": 186, "functions": 1_777, "switches": 310}  # of one request; aim: 150, 1,500, 200
 
@@ -80,6 +82,13 @@ def test_conditions_are_read_one_at_a_time() -> None:
         if isinstance(node, ast.IfExp) and any(isinstance(part, ast.IfExp) for part in (node.body, node.orelse))
     ]
     assert len(nested) <= NESTED_CONDITIONALS
+
+
+def test_combinations_are_refused_in_one_place() -> None:
+    """A file counts that has a text which says that options cannot be combined, or that one needs another."""
+    said = re.compile(r"cannot be combined|both given|needs (--|\{)")
+    refusing = {path for path, tree in sources().items() if any(map(said.search, strings(tree)))}
+    assert len(refusing) <= PLACES_OF_COMBINATIONS, refusing
 
 
 def test_the_package_does_not_grow_by_itself() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from staticmem.errors import UsageError
+from staticmem.scenario.combinations import LARGEST, check
 from staticmem.scenario.options import OUTPUT, Option
 from staticmem.scenario.request import OPTIONS, unknown
 from staticmem.scenario.step import WHOLE
@@ -74,9 +75,7 @@ def asked_largest(args: argparse.Namespace) -> Grown:
     """
     from staticmem.studies.sizing_search import Grown  # late: --help needs no engine
 
-    if args.max_batch and args.max_dim is not None:
-        why = "One search makes one size larger, and the others stay."
-        raise UsageError("--max-batch and --max-dim are both given", why, "Give one of them.", "SM199")
+    check(LARGEST, {name: True for name in ("max_batch", "max_dim") if getattr(args, name) not in (None, False)})
     return Grown(args.max_dim)
 
 

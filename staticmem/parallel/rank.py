@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from staticmem.engine.step import StepResult
-from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.parallel import blocks
 from staticmem.parallel.division import Strategy, WholeStep, with_notes
 from staticmem.parallel.rewrite import Rewrite
 from staticmem.parallel.strategies import context, division_of
 from staticmem.scenario.adapters import in_type_of_layers, lora_of, lora_text
+from staticmem.scenario.combinations import RANKS, check
 from staticmem.scenario.losses import AUTO
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import OF_TRANSFORMERS, ExpertShare
@@ -30,13 +30,8 @@ def strategy_of(request: Request) -> Strategy:
     """
     if request.parallel is None:
         return Strategy("", request.context_parallel or 1)
-    if request.devices is None:
-        raise UsageError(
-            f"--parallel {request.parallel} needs --devices",
-            "What a device holds depends on how many share the work.",
-            f"Example: --parallel {request.parallel} --devices 8; 'staticmem size' finds the fewest.",
-            code="SM180",
-        )
+    check(RANKS, request.given())
+    assert request.devices is not None
     micro_batches = request.accumulate if request.accumulate > 1 else None
     mixed, experts = _mixed_precision(request), request.expert_parallel or 1
     adapters = lora_of(lora_text(request.lora)).fixed_dtype if request.lora is not None else None

@@ -66,7 +66,8 @@ class Lora:
 
 
 WEIGHT_ONLY = ("int8wo", "int4wo")  # of torchao, for inference; the others are of bitsandbytes
-QUANTIZED = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", *WEIGHT_ONLY)  # with -dq statistics of blocks are quantised too
+FOUR_BITS = ("nf4", "nf4-dq", "fp4", "fp4-dq")  # with -dq statistics of blocks are quantised too
+QUANTIZED = (*FOUR_BITS, "int8", *WEIGHT_ONLY)
 
 
 @record(frozen=True)

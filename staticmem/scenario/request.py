@@ -17,16 +17,10 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
+from staticmem.scenario.combinations import STEPS, check, of_owners
 from staticmem.scenario.effects import idle
 from staticmem.scenario.losses import has_terms, loss_text
-from staticmem.scenario.low_rank import LOW_RANK, REFUSED, LowRank, args_text, low_rank_of, split_targets
-from staticmem.scenario.on_ranks import (
-    check_compiled_rank,
-    check_context_parallel,
-    check_expert_parallel,
-    check_optimizer_on_ranks,
-    check_packed_weights,
-)
+from staticmem.scenario.low_rank import LOW_RANK, REFUSED, args_text, low_rank_of, split_targets
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset, with_release
 from staticmem.scenario.sampling import EXAMPLE, GREEDY, sampling_of
@@ -35,11 +29,8 @@ from staticmem.scenario.step import (
     CACHES,
     COMPILE_MODES,
     DEFAULT_MODE,
-    HEAD_LOSSES,
     LEVER_OPTIONS,
     LOSSES,
-    MAX_LABELS,
-    ON_GPU,
     OPTIMIZERS,
     ROTATE_METHODS,
     ROTATES_AT_ONCE,
@@ -50,9 +41,8 @@ from staticmem.scenario.step import (
     Generation,
     Levers,
     Scenario,
-    check_owner,
 )
-from staticmem.scenario.strategies import STRATEGIES, facts_of
+from staticmem.scenario.strategies import STRATEGIES
 from staticmem.version import DEFAULTS_CHANGED, REFERENCE_RELEASE, release_of_step, torch_release
 
 GENERATE = "generate"
@@ -62,6 +52,7 @@ _CHOICES = (  # options whose words are checked at once
     "rotate_method",
 )  # fmt: skip
 PRECISIONS = ("none", "fp32", "fp16", "bf16")
+MOST_RANKS = 1024  # that share a sequence, or experts; a step runs as many turns
 ALL = sys.maxsize  # for `top`: every tensor
 
 
@@ -331,116 +322,105 @@ class Request(Levers):
         assert not isinstance(self.resolution, int)
         return self.resolution
 
+    def given(self, **words: Any) -> dict[str, Any]:
+        """The options that differ from their defaults, as the step has them: words in lower case, adapters and types
+        read, the mode that follows, and no lever of a training step in another; and the `words` of a verb but None.
+
+        Raises:
+            UsageError: an unknown choice.
+        """
+        values = {name: getattr(self, name) for name in OPTIONS}
+        for name in ("mode", "optimizer", "optimizer_impl", "sdpa", "compile_mode", "quantize", "cache"):
+            values[name] = self._choice(name)
+        if not has_terms(values["loss"]):
+            values["loss"] = self._choice("loss")
+        values["mode"] = values["mode"] or ("train" if values["optimizer"] else "infer")
+        if values["quantize"] == "none":
+            values["quantize"] = None
+        if self.lora is not None:
+            values["lora"] = lora_of(str(self.lora))
+        for name in ("dtype", "amp"):
+            values[name] = precision(name, values[name])
+        if values["mode"] != "train":  # of the levers of a training step only some apply
+            values.update({name: one.default for name, one in LEVER_OPTIONS.items() if one.training})
+        given = {name: value for name, value in values.items() if value != OPTIONS[name].default}
+        return given | {name: value for name, value in words.items() if value is not None} if words else given
+
     def scenario(self) -> tuple[Scenario, list[Note]]:
         """The validated scenario of the step, and notes on it.
 
         Raises:
-            UsageError: an unknown choice, or options that exclude each other.
+            UsageError: an unknown choice, a value that is out of range, or options that do not go together.
         """
+        given = self.given()
+        for name, code in (("expert_parallel", "SM109"), ("context_parallel", "SM243")):
+            if not 1 <= given.get(name, 1) <= MOST_RANKS:
+                flag, why = OPTIONS[name].flag, f"It is a number of ranks from 1 to {MOST_RANKS:,}."
+                raise UsageError(f"{flag} {given[name]} is out of range", why, f"Example: {flag} 4", code)
+        check(COMBINATIONS, given)
+        mode, optimizer = given["mode"], given.get("optimizer")
+        torch = release_of_step(REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version))
+        if torch < DEFAULTS_CHANGED:
+            given.setdefault("sdpa", "math")  # code of that time writes attention out
+        low_rank = None
+        if mode == "train" and optimizer in LOW_RANK:
+            low_rank = low_rank_of(optimizer, str(self.optim_args or ""), tuple(self.optim_target_modules))
+        quantized = None
+        if "quantize" in given:
+            prepared = self.kbit_training and mode == "train"
+            compute = given.get("dtype") or given.get("amp") or dtypes.float32
+            quantized = Quantized(given["quantize"], compute, prepared, given.get("dtype"))
+        generation = None
+        if mode == GENERATE:
+            sampling = sampling_of(self.sampling)
+            generation = Generation(given["prompt"], given["new_tokens"], given.get("cache", "dynamic"), sampling)
+        taken = {name: value for name, value in given.items() if name in TAKEN}
+        made = {
+            "optimizer": optimizer if mode == "train" else None,
+            "dtype": None if quantized is not None and quantized.prepared else given.get("dtype"),
+            "torch": torch,
+            "quantize": quantized,
+            "generation": generation,
+            "ddp": self.within_ddp and "compile" in given,
+            "low_rank": low_rank,
+            "experts": self.experts,
+            "context": self.context,
+        }
+        scenario = Scenario(**{**taken, **made})
+        return scenario, self._notes(scenario, given)
+
+    def _notes(self, scenario: Scenario, given: Mapping[str, Any]) -> list[Note]:
+        """What is said of options that do not act, and of what the step takes as given."""
+        mode, trains, optimizer = scenario.mode, scenario.training, given.get("optimizer")
         notes: list[Note] = []
-        optimizer, impl, loss = self._choice("optimizer"), self._choice("optimizer_impl"), self.loss
-        assert isinstance(loss, str)
-        several = has_terms(loss)
-        loss = loss if several else self._choice("loss")
-        mode = self._choice("mode") or ("train" if optimizer else "infer")
-        check_owner(OPTIONS["momentum"], self.momentum, optimizer, "SM132")
-        if not 0 <= self.momentum < 1:
-            why = "It is a fraction: 0 <= momentum < 1."
-            raise UsageError(f"--momentum {self.momentum} is out of range", why, "Try 0.9.", "SM132")
         kind = "inference" if mode == "infer" else "generation"
-        if mode != "train" and loss != "auto" and self.preset is None:
+        if not trains and "loss" in given and self.preset is None:
             how = "was asked for" if self.mode else "needs none; --mode train, or an optimizer, makes it a step"
-            notes.append(Note("warning", "SM302", f"the loss ({loss}) is not used: {kind} {how}"))
-        if mode != "train" and optimizer is not None:
+            notes.append(Note("warning", "SM302", f"the loss ({given['loss']}) is not used: {kind} {how}"))
+        if not trains and optimizer is not None:
             notes.append(Note("warning", "SM302", f"the optimizer ({optimizer}) is not used: {kind} was asked for"))
-            optimizer = None
         if mode == GENERATE and self.outputs != OPTIONS["outputs"].default and self.preset is None:
             text = f"--outputs {self.outputs} is not used: generate() returns the numbers of tokens, and no scores"
             notes.append(Note("warning", "SM302", text))
         preset = set(PRESETS[self.preset].defaults) if self.preset is not None else set()
-        given = {name: one for name, one in OPTIONS.items() if name not in preset}
+        options = {name: one for name, one in OPTIONS.items() if name not in preset}
         values = {name: getattr(self, name) for name in OPTIONS}
-        notes += [Note("warning", "SM302", text) for text in idle(given, values, mode, optimizer)]
-        autocast = precision("amp", self.amp) in dtypes.HALVES
-        if self.float32_outputs and self.preset is None and not (autocast and mode == "train"):
+        notes += [Note("warning", "SM302", text) for text in idle(options, values, mode, scenario.optimizer)]
+        autocast = given.get("amp") in dtypes.HALVES
+        if self.float32_outputs and self.preset is None and not (autocast and trains):
             text = "--float32-outputs is not used: it casts what a training step gets from autocast (--amp bf16)"
             notes.append(Note("warning", "SM302", text))
-        if self.preset is not None and mode != "train":
+        if self.preset is not None and not trains:
             text = f"the preset ({self.preset}) is not used: {kind} was asked for"
             notes.append(Note("warning", "SM302", text))
         elif self.preset is not None:
             text = described(self.preset, {name: getattr(self, name) for name in FIELDS})
             notes.append(Note("assumption", "SM129", text))
-        if mode == "train" and optimizer is None:
+        if trains and optimizer is None:
             notes.append(Note("assumption", "SM303", "no optimizer: forward and backward only"))
-        if mode == "train" and optimizer is not None:
+        elif trains:
             notes.append(Note("assumption", "SM300", self._of_later_steps()))
-        assert isinstance(self.compile, tuple)
-        if self.compile and self.parallel is not None:
-            check_compiled_rank(str(self.parallel), self.compile, self.compile_mode)
-        if self.expert_parallel is not None:
-            check_expert_parallel(
-                self.expert_parallel, self.parallel, self.devices, {
-                    "--compile": bool(self.compile), "--lora": self.lora is not None,
-                    "--quantize": self.quantize not in (None, "none"), "--clip-grad-norm": self.clip_grad_norm,
-                },
-            )  # fmt: skip
-        self._check_context(mode)
-        strategy = facts_of(self.parallel)
-        divided = strategy is not None and strategy.divides_parameters
-        if divided and self.offload_activations != ON_GPU and mode == "train":
-            raise UsageError(
-                f"--offload-activations {self.offload_activations} and --parallel {self.parallel} cannot be combined",
-                "Autograd saves weights too, and what a strategy that divides them copies to the CPU is not covered.",
-                "Use --checkpoint, or --parallel ddp, zero1 or zero2.",
-                code="SM179",
-            )
-        if self.target_length is not None and (loss != "ctc" or not 1 <= self.target_length <= MAX_LABELS):
-            raise UsageError(
-                f"--target-length {self.target_length} does not apply",
-                f"It is the labels of the longest target of --loss ctc, from 1 to {MAX_LABELS:,}.",
-                "Use --loss ctc --target-length 50, or leave it out.",
-                code="SM130",
-            )
-        if strategy is not None and strategy.runs_parts and (several or loss in HEAD_LOSSES) and mode == "train":
-            raise UsageError(
-                f"--loss {loss} and --parallel {self.parallel} cannot be combined",
-                "How a divided model runs this loss is not covered.",
-                "Use --loss cross-entropy.",
-                code="SM282",
-            )
-        if mode == "train":
-            check_optimizer_on_ranks(optimizer, self.parallel)
-        low_rank = self._low_rank(optimizer) if mode == "train" else None
-        compiler = self._choice("compile_mode")
-        if compiler != DEFAULT_MODE and not self.compile:
-            raise UsageError(
-                "--compile-mode needs --compile", "It is the mode of torch.compile.", "Add --compile.", "SM185"
-            )
-        # of the levers of a training step only some apply to an inference
-        applying = [name for name, one in LEVER_OPTIONS.items() if mode == "train" or not one.training]
-        levers = {name: getattr(self, name) for name in applying}
-        dtype, amp = (precision(name, getattr(self, name)) for name in ("dtype", "amp"))
-        torch = release_of_step(REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version))
-        sdpa = self._choice("sdpa")
-        if torch < DEFAULTS_CHANGED and sdpa == "auto":
-            sdpa = "math"  # code of that time writes attention out
-        assert self.lora is None or isinstance(self.lora, str)
-        lora = lora_of(self.lora) if self.lora is not None else None
-        if lora is not None and lora.dora and strategy is not None and strategy.runs_parts:
-            raise UsageError(
-                f"--lora dora=true and --parallel {self.parallel} cannot be combined",
-                "How the norms of divided weights are computed is not covered.",
-                "Leave out dora, or use --parallel fsdp.",
-                code="SM187",
-            )
-        quantized, dtype = self._quantized(mode, dtype, amp)
-        scenario = Scenario(
-            mode, optimizer, impl, self.momentum, loss, dtype, amp, sdpa, torch, self.compile, lora, compiler,
-            quantized, self._generation(mode), bool(self.compile) and self.within_ddp, self.target_length,
-            low_rank, self.experts, self.context, **levers
-        )
-        return scenario, notes
+        return notes
 
     def _of_later_steps(self) -> str:
         """What is there when the step begins."""
@@ -455,95 +435,15 @@ class Request(Levers):
             return text
         return f"{text}; before PyTorch 2.0 that, and --optimizer-impl for-loop, are the defaults"
 
-    def _check_context(self, mode: str) -> None:
-        if self.context_parallel is None:
-            if self.rotate_method != OPTIONS["rotate_method"].default:
-                why, hint = "It is how keys and values come from other ranks.", "Add --context-parallel N."
-                raise UsageError("--rotate-method needs --context-parallel", why, hint, "SM243")
-            return
-        others = {
-            "--compile": bool(self.compile), "--expert-parallel": self.expert_parallel is not None,
-            "--mode generate": mode == GENERATE, "--sdpa math": self.sdpa == "math",
-            "--checkpoint-save": bool(self.checkpoint_save),
-            "--offload-activations": self.offload_activations != ON_GPU,
-        }  # fmt: skip
-        check_context_parallel(self.context_parallel, self.parallel, self.devices, others)
-
     @property
     def on_ranks(self) -> bool:
         """Whether the step is one rank's of several."""
         return self.parallel is not None or (self.context_parallel or 1) > 1
 
-    def _low_rank(self, optimizer: str | None) -> LowRank | None:
-        """What an optimizer that projects gradients is asked; None for others."""
-        for name in ("optim_target_modules", "optim_args"):
-            check_owner(OPTIONS[name], getattr(self, name), optimizer, "SM161")
-        if optimizer is None or optimizer not in LOW_RANK:
-            return None
-        return low_rank_of(optimizer, str(self.optim_args or ""), tuple(self.optim_target_modules))
-
     @property
     def compiles(self) -> bool:
         """Whether code of `torch.compile` runs in the step."""
         return bool(self.compile) or self.compile_optimizer
-
-    def _quantized(
-        self, mode: str, dtype: DType | None, amp: DType | None
-    ) -> tuple[Quantized | None, DType | None]:
-        """The weights that are asked for, and the type that the rest of the model is cast to.
-
-        Raises:
-            UsageError: an unknown type, or `kbit_training` without one.
-        """
-        name = self._choice("quantize")
-        if name in (None, "none"):
-            if self.kbit_training:
-                raise UsageError(
-                    "--kbit-training needs --quantize",
-                    "prepare_model_for_kbit_training is for models whose weights were loaded in 4 or 8 bits.",
-                    "Add --quantize nf4.",
-                    code="SM188",
-                )
-            return None, dtype
-        prepared = self.kbit_training and mode == "train"
-        quantized = Quantized(name, dtype or amp or dtypes.float32, prepared, dtype)
-        if self.parallel is not None:
-            check_packed_weights(quantized, self.parallel)
-        return quantized, None if prepared else dtype
-
-    def _generation(self, mode: str) -> Generation | None:
-        """What `generate` is asked; None in another mode."""
-        cache = self._choice("cache")
-        if mode != "generate":
-            given: list[tuple[str, object]] = [("--prompt", self.prompt), ("--new-tokens", self.new_tokens)]
-            given = [(flag, value) for flag, value in given if value is not None]
-            if self.sampling != GREEDY:
-                given.append(("--sampling", self.sampling))
-            if given or cache != OPTIONS["cache"].default:
-                flag = given[0][0] if given else "--cache"
-                why = "It says what a decoder generates."
-                raise UsageError(f"{flag} needs --mode generate", why, "Add --mode generate, or leave it out.", "SM124")
-            return None
-        if self.prompt is None or self.new_tokens is None:
-            raise UsageError(
-                "--mode generate needs --prompt and --new-tokens",
-                "How many tokens are cached decides the memory.",
-                "Example: --mode generate --prompt 2048 --new-tokens 512",
-                "SM124",
-            )
-        others = (
-            ("--compile", self.compile), ("--parallel", self.parallel), ("--lora", self.lora),
-            ("--quantize", self.quantize not in (None, "none")),
-        )  # fmt: skip
-        for flag, asked in others:
-            if asked:
-                raise UsageError(
-                    f"{flag} and --mode generate cannot be combined",
-                    "Generation is predicted as eager PyTorch runs the exported decoder on one device.",
-                    f"Leave {flag} out.",
-                    "SM124",
-                )
-        return Generation(self.prompt, self.new_tokens, cache, sampling_of(self.sampling))
 
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""
@@ -561,6 +461,8 @@ def _modules(value: bool | str | Iterable[str] | None) -> tuple[str, ...]:
 
 OPTIONS = declared(Request)
 FIELDS = tuple(OPTIONS)
+COMBINATIONS = {**dict(of_owners(OPTIONS.values())), **STEPS}
+TAKEN = Scenario.__dataclass_fields__.keys() & OPTIONS.keys()  # that the scenario has as they are given
 
 
 def request_of(options: Mapping[str, Any]) -> Request:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from staticmem.errors import UsageError
-from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import Lora, Quantized
 from staticmem.scenario.losses import KINDS
 from staticmem.scenario.low_rank import LOW_RANK, LowRank
-from staticmem.scenario.options import LEVERS, Option, declared, option
+from staticmem.scenario.options import LEVERS, declared, option
 from staticmem.scenario.sampling import Sampling
 from staticmem.version import REFERENCE_RELEASE
 
@@ -245,7 +245,7 @@ class Scenario(Levers):
     `optimizer_impl` "foreach" is an optimizer's default on CUDA: Adafactor's is its for-loop, the 8-bit ones are fused.
 
     Raises:
-        UsageError: a lever's value is out of range, or levers exclude each other.
+        UsageError: a lever's value is out of range. `combinations` has what does not go together.
     """
 
     mode: str = "infer"
@@ -279,162 +279,23 @@ class Scenario(Levers):
                 "Try --checkpoint-segments sqrt.",
                 code="SM160",
             )
-        if self.checkpoint_every > 1 and not self.checkpoint:
-            raise UsageError(
-                "--checkpoint-every needs --checkpoint",
-                "It groups the modules that --checkpoint names.",
-                "Name the class or the paths of the blocks with --checkpoint.",
-                code="SM160",
-            )
-        self._check_selection()
-        if self.checkpoint_sequential is not None and not segments:
-            raise UsageError(
-                "--checkpoint-sequential needs --checkpoint-segments",
-                "It names the Sequential that is divided.",
-                "Add --checkpoint-segments sqrt.",
-                code="SM160",
-            )
+        if not 0 <= self.momentum < 1:
+            why = "It is a fraction: 0 <= momentum < 1."
+            raise UsageError(f"--momentum {self.momentum} is out of range", why, "Try 0.9.", "SM132")
+        if self.target_length is not None and not 1 <= self.target_length <= MAX_LABELS:
+            why = f"It is the labels of the longest target, from 1 to {MAX_LABELS:,}."
+            what = f"--target-length {self.target_length} is out of range"
+            raise UsageError(what, why, "Try --target-length 50.", "SM130")
+        if self.checkpoint_save:
+            _check_names(self.checkpoint_save)
         if self.freeze is not None:
             _pattern(self.freeze)
-        if not self.backward and self.optimizer is not None:
-            raise UsageError(
-                f"--no-backward leaves no gradients for {self.optimizer}",
-                "An optimizer's step needs those of a backward.",
-                "Use --mode train without --optimizer.",
-                code="SM166",
-            )
-        if self.training and self.loss in HEAD_LOSSES and self.compile:
-            raise UsageError(
-                f"--loss {self.loss} and --compile cannot be combined",
-                "The loss would run inside of the compiled code, which is not covered.",
-                "Use --loss cross-entropy, which runs after it.",
-                code="SM282",
-            )
-        if self.offload_activations != ON_GPU and self.compile:
-            raise UsageError(
-                f"--offload-activations {self.offload_activations} and --compile cannot be combined",
-                "What compiled code saves under hooks of saved tensors is not covered.",
-                "Use --checkpoint, or --activation-memory-budget, which the compiler has itself.",
-                code="SM179",
-            )
-        unscales = self.optimizer is not None and (self.optimizer_impl != "fused" or self.clip_grad_norm)
-        if self.grad_scaler and unscales and self.dtype is dtypes.float16:
-            raise UsageError(
-                "--grad-scaler cannot unscale gradients in float16",
-                "PyTorch raises an error for parameters in float16 ('Attempting to unscale FP16 gradients.').",
-                "Use --amp fp16, which keeps parameters in float32, or leave --grad-scaler out.",
-                code="SM230",
-            )
-        if self.inplace_abn and self.compile:
-            raise UsageError(
-                "--inplace-abn and --compile cannot be combined",
-                "Dynamo breaks its graph at the op of an extension, which is not covered.",
-                "Leave one of them out.",
-                code="SM138",
-            )
-        if self.inplace_abn and dtypes.bfloat16 in (self.dtype, self.amp):
-            raise UsageError(
-                "--inplace-abn has no kernels for bfloat16",
-                "src/inplace_abn_cuda.cu knows float32, float64 and float16.",
-                "Use --amp fp16, or float32.",
-                code="SM138",
-            )
-        self._check_optimizer()
-        if self.lora is not None and self.lora.dora and self.compile:
-            raise UsageError(
-                "--lora dora=true and --compile cannot be combined",
-                "How Inductor fuses the norms of the weights is not covered.",
-                "Leave out dora, or --compile.",
-                code="SM187",
-            )
-        if self.quantize is not None and self.quantize.weight_only:
-            self._check_weight_only(self.quantize.name)
-        if self.quantize is not None and self.training and self.lora is None:
-            raise UsageError(
-                f"--quantize {self.quantize.name} leaves no weights to train",
-                "Packed weights have no gradient: they are trained through adapters, or not at all.",
-                "Add --lora r=16,alpha=32,targets=all-linear, or use --mode infer.",
-                code="SM188",
-            )
-
-    def _check_weight_only(self, name: str) -> None:
-        refused = (
-            (self.training, "training", "Weights that torchao packs are not trained.", "Use --mode infer."),
-            (self.lora is not None, "--lora", "Adapters beside them are not covered.", "Leave --lora out."),
-            (self.compile, "--compile", "How Inductor fuses these products is not covered.", "Leave --compile out."),
-            (self.amp is not None, "--amp", "Autocast in torchao's layers is not covered.", "Use --dtype bf16."),
-        )  # fmt: skip
-        for asked, other, why, hint in refused:
-            if asked:
-                raise UsageError(f"--quantize {name} and {other} cannot be combined", why, hint, code="SM188")
-
-    def _check_selection(self) -> None:
-        if not self.checkpoint_save:
-            return
-        if not self.checkpoint:
-            raise UsageError(
-                "--checkpoint-save needs --checkpoint",
-                "It says which results the checkpoints of those modules keep.",
-                "Name the class or the paths of the blocks with --checkpoint.",
-                code="SM160",
-            )
-        from staticmem.scenario.selection import NAME  # few steps have one
-
-        for name in self.checkpoint_save:
-            if NAME.fullmatch(name) is None:
-                raise UsageError(
-                    f"--checkpoint-save {name[:80]!r} names no call",
-                    "It is the name of an ATen call, as mm or max.dim, or sdpa, and /2 for every second one.",
-                    "Example: --checkpoint-save mm/2 --checkpoint-save sdpa",
-                    code="SM160",
-                )
-
-    def _check_optimizer(self) -> None:
-        if self.optimizer_impl == "fused" and self.optimizer is not None and self.optimizer not in FUSED:
-            raise UsageError(
-                f"{self.optimizer} has no fused implementation",
-                f"Fused kernels exist for {', '.join(FUSED)}.",
-                "Use --optimizer-impl foreach.",
-                code="SM133",
-            )
-        if self.low_rank is not None and self.lora is not None:
-            raise UsageError(
-                f"{self.optimizer} and --lora cannot be combined",
-                "Which layers of adapters would be projected is not covered; both make the state small.",
-                "Leave one of them out.",
-                code="SM161",
-            )
-        for name in ("nesterov", "dampening", "amsgrad", "centered", "compile_optimizer"):
-            check_owner(LEVER_OPTIONS[name], getattr(self, name), self.optimizer, "SM161")
-        if self.nesterov and (not self.momentum or self.dampening):
-            raise UsageError(
-                "--nesterov needs a momentum and no dampening",
-                "torch.optim.SGD says the same.",
-                "Add --momentum 0.9.",
-                code="SM161",
-            )
         if not 0 <= self.activation_memory_budget <= 1:
             raise UsageError(
                 f"--activation-memory-budget {self.activation_memory_budget} is not a share",
                 "It is between 0 (nothing is saved but inputs) and 1 (the default).",
                 "Try 0.5.",
                 code="SM168",
-            )
-        if self.activation_memory_budget < 1 and not self.compile:
-            raise UsageError(
-                "--activation-memory-budget needs --compile",
-                "The budget is an option of the compiler's partitioner; eager code saves what each op reads.",
-                "Add --compile, or use --checkpoint.",
-                code="SM168",
-            )
-        kept = self.accumulate > 1 or not self.set_to_none
-        if self.cuda_graphs and self.training and kept:
-            raise UsageError(
-                f"--compile-mode {self.compile_mode} keeps no gradients for another backward",
-                "They are in the pool of the CUDA graphs, which the next forward takes again: PyTorch raises an error "
-                "('accessing gradient tensor output of CUDAGraphs that has been overwritten').",
-                "Leave out --accumulate and --no-set-to-none, or --compile-mode.",
-                code="SM185",
             )
         if self.weight_decay < 0:
             raise UsageError(
@@ -458,22 +319,22 @@ class Scenario(Levers):
         return self.mode == "train"
 
 
-def check_owner(option: Option, value: object, optimizer: str | None, code: str) -> None:
-    """Raises:
-    UsageError: an option of other optimizers is given.
-    """
-    if value and optimizer not in option.owners:
-        raise UsageError(
-            f"{option.flag} does not apply to {optimizer or 'a step without optimizer'}",
-            f"It is an option of {' and '.join(option.owners)}.",
-            f"Use --optimizer {option.owners[0]}, or leave {option.flag} out.",
-            code,
-        )
-
-
 def _at_least_one(flag: str, value: int, why: str) -> None:
     if not isinstance(value, int) or value < 1:
         raise UsageError(f"--{flag} {value} is less than 1", why, f"Use --{flag} 1 or more.", code="SM160")
+
+
+def _check_names(names: Iterable[str]) -> None:
+    from staticmem.scenario.selection import NAME  # few steps have one
+
+    for name in names:
+        if NAME.fullmatch(name) is None:
+            raise UsageError(
+                f"--checkpoint-save {name[:80]!r} names no call",
+                "It is the name of an ATen call, as mm or max.dim, or sdpa, and /2 for every second one.",
+                "Example: --checkpoint-save mm/2 --checkpoint-save sdpa",
+                code="SM160",
+            )
 
 
 def _pattern(text: str) -> None:

@@ -26,7 +26,7 @@ from staticmem.scenario.strategies import STRATEGIES, facts_of
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
 from staticmem.studies.compute import Counter
-from staticmem.studies.fit_options import Options, check, strategies_of
+from staticmem.studies.fit_options import Options, check_fit, strategies_of
 from staticmem.studies.fit_settings import commands, flags_of, settings_of
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.levers import (
@@ -67,8 +67,8 @@ class _Search:
     def __init__(self, study: Study, options: Options) -> None:
         self.study, self.options = study, options
         self.devices = study.request.devices or 1
+        check_fit(study, options)
         self.strategies = strategies_of(study.request, options.library)
-        check(study, options)
         blank: dict[str, Any] = {"gpu": None, "preset": None, "parallel": None, "devices": None}
         asked = replace(study.request, **blank)
         self.bench = Bench(study.ask(asked))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from staticmem.errors import UsageError
 from staticmem.report.settings import LIBRARIES
 from staticmem.report.settings.optimizers import WRITTEN
+from staticmem.scenario.combinations import FIT, check
 from staticmem.scenario.request import Request
 from staticmem.scenario.strategies import DATA_PARALLEL, PYTORCH, STRATEGIES, titles
 from staticmem.studies import Study
@@ -59,10 +60,6 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
             "Example: --parallel fsdp --devices 8",
             "SM295",
         )
-    if request.parallel is not None and request.devices is None:
-        why = "What a device holds depends on how many share the work."
-        hint = f"Example: --parallel {request.parallel} --devices 8"
-        raise UsageError(f"--parallel {request.parallel} needs --devices", why, hint, "SM180")
     several = (request.devices or 1) > 1
     asked: tuple[str | None, ...] = SHARED if several else (None,)
     if request.parallel is not None and several:
@@ -80,11 +77,12 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
     return tried
 
 
-def check(study: Study, options: Options) -> None:
+def check_fit(study: Study, options: Options) -> None:
     """Raises:
-    UsageError: nothing is trained, or what the step is given twice.
+    UsageError: nothing is trained, or options do not go together.
     """
     request = study.request
+    check(FIT, request.given(global_batch=options.global_batch))
     if not study.scenario.training or request.optimizer is None:
         why = "Settings are those of a training step with an optimizer."
         raise UsageError("there is no training step to fit", why, "Name an optimizer: --optimizer adamw", "SM294")
@@ -92,10 +90,6 @@ def check(study: Study, options: Options) -> None:
         why = "Which parameters it has, and which another optimizer, the author of the model decides."
         hint = "'staticmem levers' says what makes the step smaller."
         raise UsageError(f"fit has no settings for {request.optimizer}", why, hint, "SM295")
-    given = ["--batch"] * (request.batch is not None) + ["--accumulate"] * (request.accumulate > 1)
-    if options.global_batch is not None and given:
-        why = "A global batch is shared out: the micro-batch and their number are found."
-        raise UsageError(f"--global-batch with {given[0]}", why, f"Leave {given[0]} out.", "SM135")
 
 
 def no_gpu() -> UsageError:

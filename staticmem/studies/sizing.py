@@ -13,6 +13,7 @@ from staticmem.report.model import NoteInfo
 from staticmem.report.sizing import ACCUMULATE, SCHEMA, CardRow, Count, Lever, Point, Price, Sizing
 from staticmem.report.sweep import TRAINING
 from staticmem.report.verdict import step_name
+from staticmem.scenario.combinations import SIZE, check
 from staticmem.scenario.step import WHOLE
 from staticmem.scenario.strategies import STRATEGIES
 from staticmem.studies import Request, Study, without_cycle_search
@@ -59,50 +60,22 @@ def size(study: Study, options: Options) -> Sizing:
 
     Raises:
         StaticmemError: the file or the step cannot be analysed.
-        UsageError: no card is left to choose from.
+        UsageError: no card is left to choose from, or options do not go together.
     """
     if not options.cards:
         raise UsageError(
             "no GPU is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", code="SM183"
         )
-    if options.dim is not None and (options.global_batch is not None or not options.batches):
-        other = "--no-batches" if not options.batches else "--global-batch"
-        why = "The search makes the dimension larger at one batch, in place of the search of batches."
-        raise UsageError(f"--max-dim with {other}", why, f"Leave one of them out: --max-dim, or {other}.", "SM199")
-    if options.global_batch is not None:
-        study = study.ask(_at_once(study, options.global_batch))
+    words = {"global_batch": options.global_batch, "max_dim": options.dim, "no_batches": not options.batches or None}
+    check(SIZE, study.request.given(**words))
+    if options.global_batch is not None:  # one device takes it at once
+        study = study.ask(replace(study.request, batch=options.global_batch))
     with without_cycle_search():
         return _size(study, options)
 
 
-def _at_once(study: Study, total: int) -> Request:
-    """The request of one device that takes a global batch at once.
-
-    Raises:
-        UsageError: the request says otherwise how samples are shared, or nothing is trained.
-    """
-    request = study.request
-    given = {"--batch": request.batch, "--parallel": request.parallel, "--devices": request.devices}
-    others = [flag for flag, value in given.items() if value is not None]
-    others += ["--accumulate"] * (request.accumulate > 1)
-    if others:
-        why = "A global batch is shared out in every way that fits: its share, the strategy and the devices are found."
-        raise UsageError(f"--global-batch with {others[0]}", why, f"Leave {others[0]} out.", "SM135")
-    if not study.scenario.training:
-        why = "It is the samples of a step of the optimizer."
-        raise UsageError("--global-batch without training", why, "Name an optimizer: --optimizer adamw", "SM135")
-    return replace(request, batch=total)
-
-
 def _size(study: Study, options: Options) -> Sizing:
     request = study.request
-    if request.context_parallel is not None and request.parallel is not None and request.devices is None:
-        raise UsageError(
-            f"size --parallel {request.parallel} with --context-parallel needs --devices",
-            "The fewest devices are looked for where ranks share no sequence.",
-            f"Add --devices {2 * request.context_parallel}, or leave --parallel {request.parallel} out.",
-            code="SM243",
-        )
     if request.parallel is not None and request.devices is None:  # the fewest devices of this strategy
         return _Sizing(study.ask(replace(request, parallel=None)), options, (request.parallel,)).run()
     of_total = options.global_batch is not None

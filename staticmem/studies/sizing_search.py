@@ -13,6 +13,7 @@ from staticmem.ir.model_file import ModelFile, SymbolRange, describe_inputs
 from staticmem.parallel.strategies.context import unit_of_lengths
 from staticmem.report.model import MOST_BATCH
 from staticmem.report.sizing import ACCUMULATE, Count
+from staticmem.scenario.combinations import LARGEST, check
 from staticmem.scenario.request import GENERATE
 from staticmem.scenario.strategies import STRATEGIES
 from staticmem.studies import Request, Study
@@ -132,9 +133,7 @@ class Grown:
             return batch_range(model, most)
         if self._is_prompt(study.request):
             return 2, most  # a prompt of one token is a decode step
-        if study.request.mode == GENERATE:
-            why = "In generation the lengths are those of the prompt and of the new tokens, and a batch."
-            raise UsageError(f"--max-dim '{self.dim}' with --mode generate", why, "Ask for --max-dim prompt.", "SM111")
+        check(LARGEST, study.request.given(max_dim=self.dim))
         if self.dim not in model.symbols:
             why = f"Open dimensions of the inputs: {', '.join(model.symbols) or 'none'} ({describe_inputs(model)})."
             hint = did_you_mean(self.dim, model.symbols) if model.symbols else "Export it with this dimension open."

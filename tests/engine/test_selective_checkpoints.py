@@ -70,10 +70,10 @@ def test_a_name_that_nothing_has_is_said() -> None:
     assert not [note for note in run(3, "mm").notes if note.code == "SM208"]
 
 
-@pytest.mark.parametrize("words", [{"checkpoint": (), "checkpoint_save": ("mm",)}, {"checkpoint_save": ("mm/0",)}])
+@pytest.mark.parametrize("words", [{"checkpoint_save": ("mm",)}, {"checkpoint": "Block", "checkpoint_save": ("mm/0",)}])
 def test_what_is_refused(words: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as error:
-        run(2, **words)
+        request_of({"mode": "train", **words}).scenario()
     assert error.value.code == "SM160"
 
 

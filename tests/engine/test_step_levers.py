@@ -15,6 +15,7 @@ from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref
 from staticmem.liveness import liveness
+from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
 
 WEIGHT = WIDTH * WIDTH * 4  # bytes of a block's weight
@@ -257,7 +258,7 @@ def test_the_graph_of_a_forward_without_backward_ends_with_it() -> None:
 
 def test_an_optimizer_needs_a_backward() -> None:
     with pytest.raises(UsageError, match="no gradients for sgd"):
-        Scenario(mode="train", optimizer="sgd", backward=False)
+        Request(mode="train", optimizer="sgd", backward=False).scenario()
 
 
 def test_inputs_have_gradients_where_they_are_asked_for() -> None:

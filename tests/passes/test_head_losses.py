@@ -13,6 +13,7 @@ from staticmem.ir.graph import Frame, Graph, Op, Parameter, Recorded, Ref, Regio
 from staticmem.liveness import liveness
 from staticmem.ops.head_losses import CHUNKS, chunk_size
 from staticmem.passes.pipeline import for_step
+from staticmem.scenario.request import Request
 from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, Scenario
 
 ROWS, TOKENS, WIDTH, CLASSES = 2, 64, 16, 256
@@ -195,7 +196,7 @@ def test_inference_has_no_loss(loss: str) -> None:
     scenario = Scenario(loss=loss, compile=("all",))
     assert for_step(language_model(), scenario).outputs == ("y",)
     with pytest.raises(UsageError, match="cannot be combined"):
-        Scenario(mode="train", loss=loss, compile=("all",))
+        Request(mode="train", loss=loss, compile=("all",)).scenario()
 
 
 def test_accumulated_micro_batches() -> None:
@@ -210,7 +211,7 @@ def test_a_recording_has_room_for_them_too(loss: str) -> None:
     torch = pytest.importorskip("torch")
     from staticmem.frontends.recorded import RecordedModel
     from staticmem.recording.record import record
-    from staticmem.studies import Request, Study
+    from staticmem.studies import Study
 
     with torch.device("meta"):
         body = torch.nn.Linear(WIDTH, WIDTH, bias=False)

@@ -16,6 +16,7 @@ from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
 from staticmem.liveness import liveness
 from staticmem.ops.inplace_abn import INPLACE_ABN
 from staticmem.passes.inplace_abn import replace_norms
+from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
 
 F32 = dtypes.float32
@@ -116,8 +117,8 @@ def test_others_stay(graph: Graph) -> None:
     assert refused.value.code == "SM138"
 
 
-@pytest.mark.parametrize("other", [{"compile": ("all",)}, {"amp": dtypes.bfloat16}, {"dtype": dtypes.bfloat16}])
+@pytest.mark.parametrize("other", [{"compile": True}, {"amp": "bf16"}, {"dtype": "bf16"}])
 def test_what_is_not_covered_is_refused(other: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as refused:
-        Scenario(mode="train", inplace_abn=True, **other)
+        Request(mode="train", inplace_abn=True, **other).scenario()
     assert refused.value.code == "SM138"
