@@ -24,15 +24,15 @@ def own_backward(
         for _ in range(temporaries):
             e.empty_like(result)
         passed = incoming if temporaries == 0 else None
-        made: list[Tensor | None] = []
+        of_inputs: list[Tensor | None] = []
         for tensor, wanted in zip(inputs, need, strict=True):
             if not wanted:
-                made.append(None)
+                of_inputs.append(None)
             elif passed is not None and passed.shape == tensor.shape:
-                made.append(passed)
+                of_inputs.append(passed)
             else:
-                made.append(e.empty_like(tensor))
-        return made
+                of_inputs.append(e.empty_like(tensor))
+        return of_inputs
 
     formula = Formula(tuple(range(len(inputs))), gradients)
     e.record("backward of a custom function", named, list(inputs), [formula], [*saved])
