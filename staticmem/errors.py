@@ -59,8 +59,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def closest(word: str, choices: Iterable[str]) -> str:
-    """A hint that names the choice closest to a word; empty where none is close."""
-    close = difflib.get_close_matches(word, sorted(choices), n=1, cutoff=0.6)
+    """A hint that names the choice closest to a word, first one of the same letters; empty where none is close."""
+    ordered = sorted(choices)
+    swapped = [choice for choice in ordered if sorted(choice) == sorted(word)]
+    close = swapped or difflib.get_close_matches(word, ordered, n=1, cutoff=0.6)
     return f"Did you mean '{close[0]}'?" if close else ""
 
 

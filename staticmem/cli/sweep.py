@@ -128,12 +128,12 @@ def check(args: argparse.Namespace) -> int:
     gpus, args.gpu = args.gpu, None
     config = settings.config_of(args)
     budgets = (*config.budgets, *(_budget(text) for text in args.budget))
-    if not budgets:
-        why = "Neither the config nor the command line sets one."
-        hint = "Add --budget live=20GiB, or `budgets: [{metric: live, limit: 20 GiB}]` to the config."
+    cards = tuple(gpus or config.gpus)
+    if not budgets and not cards:
+        why = "Neither the config nor the command line sets a budget or names a GPU."
+        hint = "Add --gpu l4, --budget live=20GiB, or `budgets: [{metric: live, limit: 20 GiB}]` to the config."
         raise UsageError("no budgets to check", why, hint, "SM210")
     configurations = points(config, args.model, settings.given(args), {})
-    cards = tuple(gpus or config.gpus)
     # a card that is named has its verdict, which live memory alone does not say
     meter = "live" if not cards and all(budget.metric == "live" for budget in budgets) else "device"
     _warn_of_idle_options(configurations)

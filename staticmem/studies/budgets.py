@@ -12,7 +12,7 @@ _REFUSED = (Fit.DOES_NOT_FIT.value, Fit.CANNOT_RUN.value)
 
 
 def check(sweep: Sweep, budgets: Sequence[Budget]) -> Check:
-    """Every configuration against every budget."""
+    """Every configuration against every budget; without budgets, against the memory of each GPU that is named."""
     outcomes = tuple(sorted((one for row in sweep.rows for one in _of_row(row, budgets)), key=_urgency))
     failed = any(not o.passed and o.level == "error" and o.error is None for o in outcomes)
     broken = any(o.error is not None for o in outcomes)
@@ -26,7 +26,10 @@ def _urgency(outcome: Outcome) -> tuple[bool, bool, bool, int]:
 
 def _of_row(row: SweepRow, budgets: Sequence[Budget]) -> Iterator[Outcome]:
     name = row.name or ", ".join(f"{k}={v}" for k, v in row.settings.items()) or "as it is"
-    for budget in budgets:
+    if not budgets:
+        for card in row.cards:
+            yield _outcome(name, row, card, Budget("device", card.usable_bytes), _meter(card, "device"))
+    for budget in budgets or ([Budget("device", 0)] if row.error is not None else []):
         limit = budget.limit_bytes
         if row.error is not None:
             yield Outcome(name, row.model, None, budget.metric, budget.level, limit, None, None, False, row.error)

@@ -57,6 +57,17 @@ def test_outcomes_are_those_of_the_reports() -> None:
     assert not found.failed  # what is exceeded is a warning
 
 
+@pytest.mark.parametrize(
+    ("gpu", "code", "words"), [("l4", 0, ""), ("400MiB", 1, "does not fit"), ("no-such-card", 2, "")]
+)
+def test_without_a_budget_the_gpu_is_the_limit(
+    gpu: str, code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, text = run(capsys, *WORDS, "--gpu", gpu)
+    assert found == code
+    assert words in text
+
+
 @pytest.mark.parametrize(("batch", "gpu"), [(32, "v100-16gb"), (64, "2900MiB"), (64, "2700MiB")])
 def test_a_budget_of_live_memory_has_the_verdict_on_a_card_that_is_named(
     batch: int, gpu: str, capsys: pytest.CaptureFixture[str]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import staticmem
-from staticmem.errors import UsageError
+from staticmem.errors import UsageError, closest
 from staticmem.scenario import presets
 from staticmem.scenario.low_rank import LOW_RANK
 from staticmem.scenario.request import OPTIONS, Request, request_of
@@ -170,3 +170,7 @@ def test_attention_before_pytorch_2_is_written_out() -> None:
     assert request_of({"torch_version": "2.0"}).scenario()[0].sdpa == "auto"
     report = staticmem.analyze(graph, batch=1, torch_version="1.13")
     assert all(note.code != "SM361" for note in report.warnings)  # it has no attention
+
+
+def test_two_letters_that_are_swapped() -> None:
+    assert closest("adma", ["adam", "adamax"]) == "Did you mean 'adam'?"
