@@ -14,14 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from staticmem.ir.graph import Region
+from staticmem.ops.traces.registry import called_by
 from staticmem.scenario.selection import Policy
 from staticmem.tracing.nodes import GETITEM, SAVED, Node
-
-# what composite ops call, which a policy sees in their place: "" is what the nodes themselves say
-_COMPOSITE = {
-    "linear": "", "matmul": "", "scaled_dot_product_attention": "", "conv1d": "", "conv2d": "", "conv3d": "",
-    "layer_norm": "native_layer_norm", "group_norm": "native_group_norm", "dropout": "native_dropout",
-}  # fmt: skip
 
 
 class Checkpointed:
@@ -58,8 +53,7 @@ class Marks:
         policy = self.checkpoints.policy(number)
         if policy is None:
             return
-        counts, name = self.counts[number], op.removeprefix("aten::")
-        called = _COMPOSITE.get(name, name)
+        counts, called = self.counts[number], called_by(op)
         whole = bool(called) and all(node.base.removeprefix("aten::") != called for node in nodes)
         if whole and policy.keeps(called, counts):
             for node in nodes:

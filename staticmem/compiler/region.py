@@ -12,14 +12,15 @@ from staticmem.compiler.cuda_graphs import unsafe_ops, written_inputs
 from staticmem.compiler.graphs import JointGraph, NodeGraph, Partition
 from staticmem.compiler.inductor import plan, schedule_of
 from staticmem.compiler.inductor.autotuning import partial_bytes
-from staticmem.compiler.inductor.padding import PRODUCTS, extra_bytes
+from staticmem.compiler.inductor.padding import extra_bytes
 from staticmem.compiler.inductor.schedule import Schedule
 from staticmem.compiler.partition import partition
-from staticmem.compiler.partition.budget import flops
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels, Plan
 from staticmem.compiler.recomputed import recomputed_bytes
 from staticmem.eager.strides import Form
 from staticmem.ir.graph import Graph
+from staticmem.ops.linear import FACTORS
+from staticmem.ops.traces.registry import flops
 from staticmem.passes.frames.releases import lasting_values
 from staticmem.scenario.step import AUTOTUNED, Scenario
 from staticmem.tracing.nodes import PLACEHOLDER, Node
@@ -155,7 +156,7 @@ def padded_products(*graphs: NodeGraph, autotuned: bool = False) -> tuple[tuple[
     extra: dict[int, int] = {}
     for graph in graphs:
         for node in graph.nodes:
-            if node.base not in PRODUCTS:
+            if node.base not in FACTORS:
                 continue
             nbytes = max(extra_bytes(node), partial_bytes(node) if autotuned else 0)
             if nbytes:

@@ -31,7 +31,7 @@ from staticmem.ops.linear import matmul
 from staticmem.ops.onnx import Calls, Context, Results, Shape, integer, like_first, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad, repeat_interleave
-from staticmem.ops.registry import KernelCall, Shapes, Temporary, from_ampere, rule, size_of, workspace
+from staticmem.ops.registry import KernelCall, Shapes, Temporary, declare, from_ampere, rule, size_of, workspace
 from staticmem.ops.rotation import rotated
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import expand, slice_, transpose
@@ -164,6 +164,11 @@ def _attention_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
     """q k^T and p v: batch x heads x queries x keys x (head + value head)."""
     q, k, v = (size_of(arg, shapes) for arg in args[:3])
     return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+
+
+# what it calls in graphs of torch.compile
+for _kernel in ("efficient_attention", "flash_attention", "flash_attention_for_cpu", "cudnn_attention"):
+    declare(f"_scaled_dot_product_{_kernel}", flops=_attention_flops)
 
 
 @rule("scaled_dot_product_attention", kinds=("product",), autocast="half", flops=_attention_flops)

@@ -20,7 +20,7 @@ from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import add, add_, mul
 from staticmem.ops.onnx import Context, Results, Shape, declare_sizes, integer, like_first, product, real, translation
 from staticmem.ops.pointwise import grad_of, gradient_like, same, times
-from staticmem.ops.registry import Flops, Shapes, rule, size_of
+from staticmem.ops.registry import Flops, Shapes, declare, rule, size_of
 from staticmem.ops.views import contiguous, expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
 
 # names that exporters give to what they compute, as a transposed weight; a parameter of the model itself has no number
@@ -65,6 +65,10 @@ def rows_of(input: Tensor, columns: int) -> int:
     if input.shape[-1] != columns:
         raise ValueError(f"linear expects {columns} input features, got {input.shape[-1]}")
     return layout.numel(input.shape[:-1])
+
+
+FACTORS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1)}  # which arguments are multiplied
+declare("_scaled_mm", flops=product_flops(0))
 
 
 @rule("mm", kinds=("product",), autocast="half", flops=product_flops(0))

@@ -188,6 +188,11 @@ def flops(op: Op, shapes: Shapes) -> int:
         return 0
 
 
+def flop_formula(base: str) -> Flops | None:
+    """The formula that `flops` applies, of an op whose family is imported."""
+    return _FLOPS.get(base)
+
+
 def size_of(arg: Arg, shapes: Shapes) -> tuple[int, ...]:
     """Sizes of a tensor argument, for formulas of FLOPs."""
     assert isinstance(arg, Ref)

@@ -1,4 +1,4 @@
-"""Integer arithmetic on sizes that an export carries as ops: allocates nothing."""
+"""Arithmetic of numbers: on sizes that an export carries as ops, and of elements that are known."""
 
 from __future__ import annotations
 
@@ -44,3 +44,16 @@ SIZE_OPS: Mapping[str, Callable[..., Any]] = {
     "math::floor": math.floor,
     "_operator::mul": operator.mul,
 }
+
+# What elementwise ATen calls compute of numbers: those that constant folding works out. Others with known operands are
+# left as they are, which costs a kernel's input.
+OF_NUMBERS: dict[str, Callable[..., Any]] = {
+    "div": operator.truediv, "abs": abs, "exp": math.exp, "log": math.log, "sqrt": math.sqrt, "tanh": math.tanh,
+    "rsqrt": lambda a: 1 / math.sqrt(a), "reciprocal": lambda a: 1 / a, "sigmoid": lambda a: 1 / (1 + math.exp(-a)),
+    "relu": lambda a: max(a, 0), "pow": operator.pow, "maximum": max, "minimum": min, "clamp_min": max,
+    "clamp_max": min, "logical_not": operator.not_, "logical_and": lambda a, b: bool(a) and bool(b),
+    "logical_or": lambda a, b: bool(a) or bool(b), "bitwise_and": operator.and_, "bitwise_or": operator.or_,
+    "where": lambda c, a, b: a if c else b, "scalar_tensor": lambda a: a, "isinf": math.isinf, "isnan": math.isnan,
+}  # fmt: skip
+for _name in "add sub mul neg eq ne lt le gt ge".split():
+    OF_NUMBERS[_name] = getattr(operator, _name)

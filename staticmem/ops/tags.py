@@ -149,10 +149,23 @@ def plain_pointwise() -> frozenset[str]:
     copies = aten("_to_copy clone") | {"prims::convert_element_type"}
     counted_apart = aten("gelu_backward native_dropout_backward silu_backward")
     functions = aten("exponential special_erf special_erfcx special_i0e special_i1 special_i1e special_ndtri zeta")
-    return inductor_pointwise() - copies - counted_apart | functions
+    prims = "convert_element_type div fma mul add sub maximum minimum exp where frexp_mantissa"
+    return inductor_pointwise() - copies - counted_apart | functions | {f"prims::{name}" for name in prims.split()}
 
 
 # Constants that are computed where they are read
 CHEAP_CONSTANTS = aten("full zeros ones full_like zeros_like ones_like new_full new_zeros new_ones scalar_tensor")
 # `ops_like_padding` of torch/_inductor/graph.py (`mark_nodes_dislike_padding`)
 LIKE_PADDING = aten("var_mean sum mean prod any amin amax min max argmin argmax scatter_reduce")
+# `needs_realized_inputs` of torch/_inductor/lowering.py; every fallback belongs to it too
+NEED_REALIZED = aten(
+    "as_strided as_strided_copy avg_pool2d avg_pool2d_backward bmm convolution convolution_backward "
+    "max_pool2d_with_indices max_pool3d_with_indices max_pool2d_with_indices_backward mm upsample_nearest2d "
+    "_upsample_nearest_exact2d _int_mm"
+)
+# What Inductor makes one call of, in the backward too: `make_fallback` there, and what has neither a lowering nor a
+# decomposition
+LEFT_TO_ATEN = aten(
+    "_embedding_bag embedding_bag adaptive_max_pool3d cdist histc multinomial _transformer_encoder_layer_fwd"
+)
+SIZED_BY_NUMBERS = aten("view expand full")  # of those in patterns of attention; their numbers differ between places

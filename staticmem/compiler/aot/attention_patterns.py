@@ -20,6 +20,7 @@ from staticmem.compiler.edit import GraphEditor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
+from staticmem.ops.tags import SIZED_BY_NUMBERS
 from staticmem.ops.traces.arithmetic import add, div, mul
 from staticmem.ops.traces.attention import scaled_dot_product_attention
 from staticmem.ops.traces.factories import dropout
@@ -30,7 +31,6 @@ from staticmem.tracing.nodes import PLACEHOLDER, Node, users_of
 from staticmem.tracing.tracer import Tracer, form
 
 _SCALE, _DROPOUT = 7.25, 0.113377  # what stands for a number in a pattern, as `scalar_workaround` there
-_SIZES = ("aten::view", "aten::expand", "aten::full")  # their numbers are sizes, which differ from place to place
 _DRAWN = "prims::inductor_random"
 
 
@@ -167,7 +167,7 @@ class _Match:
         self.node_of[mine] = theirs
         if mine.target in (PLACEHOLDER, _DRAWN):
             return True
-        is_sized = mine.base in _SIZES
+        is_sized = mine.base in SIZED_BY_NUMBERS
         return all(self._same(a, b, is_sized) for a, b in zip(mine.args, theirs.args, strict=True))
 
     def _same(self, mine: Any, theirs: Any, is_sized: bool) -> bool:

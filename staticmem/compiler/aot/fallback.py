@@ -17,6 +17,7 @@ from staticmem.eager.tensor import Node as Recorded
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.ir import dtypes
 from staticmem.ops.registry import Rule, kinds_of
+from staticmem.ops.tags import LEFT_TO_ATEN
 from staticmem.tracing.nodes import GETITEM, Node
 from staticmem.tracing.tracer import Gradients, Tracer, form
 
@@ -26,16 +27,6 @@ _BREAKS = {
     "recurrent": "torch.compile leaves recurrent layers to eager code",
     "data_sized": "the size of its result is in the data, where torch.compile breaks the graph",
 }
-
-# What Inductor makes one call of as well, in the backward too: `make_fallback` of torch/_inductor/lowering.py, and what
-# has neither a lowering there nor a decomposition
-_LEFT_TO_ATEN = frozenset(
-    f"aten::{name}"
-    for name in (
-        "_embedding_bag", "embedding_bag", "adaptive_max_pool3d", "cdist", "histc", "multinomial",
-        "_transformer_encoder_layer_fwd",
-    )
-)  # fmt: skip
 
 
 def call(t: Tracer, rule: Rule, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Node]:
@@ -52,7 +43,7 @@ def call(t: Tracer, rule: Rule, target: str, args: Sequence[Any], kwargs: Mappin
     given_back = {id(tensor): node for node, tensor in run.inputs.items()}
     if run.results and all(id(tensor) in given_back for tensor in run.results):  # `x.to(x.dtype)` is x
         return [given_back[id(tensor)] for tensor in run.results]
-    if base not in _LEFT_TO_ATEN:
+    if base not in LEFT_TO_ATEN:
         t.fallbacks[base] = t.fallbacks.get(base, 0) + 1
     results = run.results
     if not results:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from staticmem.compiler.edit import GraphEditor
 from staticmem.eager.strides import Form
@@ -49,12 +49,26 @@ def _equal(a: Result, b: Result) -> bool:
     return a is b or (a.shape == b.shape and a.strides == b.strides and a.dtype is b.dtype)
 
 
+Condition: TypeAlias = "Callable[..., bool]"
+_NO_OPS: dict[str, Condition] = {}  # target -> whether the call gives its input, if forms are equal
+
+
+def _of(*targets: str) -> Callable[[Condition], Condition]:
+    def register(condition: Condition) -> Condition:
+        _NO_OPS.update(dict.fromkeys(targets, condition))
+        return condition
+
+    return register
+
+
+@_of("aten::slice")
 def _whole_slice(self: Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> bool:
     if start is None or end is None:
         return False
     return bool(start == 0 and end >= self.shape[dim] and step == 1)
 
 
+@_of("aten::slice_scatter")
 def _whole_scatter(
     self: Node, source: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> bool:
@@ -62,32 +76,12 @@ def _whole_scatter(
     return self.shape == source.shape and not start and end >= self.shape[dim] and step == 1
 
 
-def _always(*_: Any) -> bool:
-    return True
-
-
-def _of_integers(self: Node, *_: Any) -> bool:
-    return self.dtype.kind in ("int", "bool")
-
-
-# Target -> whether the call gives its input, if forms are equal
-_NO_OPS: dict[str, Callable[..., bool]] = {
-    "aten::slice": _whole_slice,
-    "aten::slice_scatter": _whole_scatter,
-    "aten::repeat": lambda self, repeats: all(r == 1 for r in repeats),
-    "aten::constant_pad_nd": lambda self, padding, value=0: not any(padding),
-    "prims::convert_element_type": _always,
-    "aten::ceil": _of_integers,
-    "aten::floor": _of_integers,
-    "aten::round": _of_integers,
-    "aten::trunc": _of_integers,
-    "aten::pow": lambda a, b: isinstance(b, int) and b == 1,
-    "aten::cat": lambda tensors, dim=0: len(tensors) == 1,
-    "aten::view": _always,
-    "aten::alias": _always,
-    "aten::clone": _always,
-    "aten::copy": _always,
-}
+_of("aten::repeat")(lambda self, repeats: all(times == 1 for times in repeats))
+_of("aten::constant_pad_nd")(lambda self, padding, value=0: not any(padding))
+_of("aten::view", "aten::alias", "aten::clone", "aten::copy", "prims::convert_element_type")(lambda *_: True)
+_of("aten::ceil", "aten::floor", "aten::round", "aten::trunc")(lambda self, *_: self.dtype.kind in ("int", "bool"))
+_of("aten::pow")(lambda self, exponent: isinstance(exponent, int) and exponent == 1)
+_of("aten::cat")(lambda tensors, dim=0: len(tensors) == 1)
 
 
 def is_widened(node: Node) -> bool:

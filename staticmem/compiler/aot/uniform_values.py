@@ -9,29 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from staticmem.compiler.edit import GraphEditor
 from staticmem.eager import strides as layout
 from staticmem.eager.strides import Form
 from staticmem.ir.dtypes import DType
+from staticmem.ops.size_arithmetic import OF_NUMBERS
 from staticmem.ops.tags import UNIFORM_VIEWS
 from staticmem.tracing.nodes import PLACEHOLDER, Node
-
-# Elementwise calls that are worked out; others with known operands are left as they are, which costs a kernel's input.
-_FOLDED: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
-    "neg": lambda a: -a, "abs": abs, "exp": math.exp, "log": math.log, "sqrt": math.sqrt,
-    "rsqrt": lambda a: 1 / math.sqrt(a), "reciprocal": lambda a: 1 / a, "sigmoid": lambda a: 1 / (1 + math.exp(-a)),
-    "tanh": math.tanh, "relu": lambda a: max(a, 0), "pow": lambda a, b: a**b, "maximum": max, "minimum": min,
-    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b, "logical_not": lambda a: not a,
-    "logical_and": lambda a, b: bool(a) and bool(b), "logical_or": lambda a, b: bool(a) or bool(b),
-    "bitwise_and": lambda a, b: a & b, "bitwise_or": lambda a, b: a | b, "where": lambda c, a, b: a if c else b,
-    "clamp_min": max, "clamp_max": min, "scalar_tensor": lambda a: a, "isinf": math.isinf, "isnan": math.isnan,
-}  # fmt: skip
-_FOLDED_BASES = {f"aten::{name}": function for name, function in _FOLDED.items()}
 
 
 class _Value:
@@ -102,7 +88,7 @@ def _value(node: Node, values: dict[Node, _Value]) -> _Value | None:
         return _rounded(values[node.inputs[0]].number, node.dtype)
     if base == "aten::clone":
         return _Value(values[node.inputs[0]].number)
-    function = _FOLDED_BASES.get(base)
+    function = OF_NUMBERS.get(base.removeprefix("aten::"))
     if function is None or any(name != "dtype" for name in node.kwargs):
         return None
     operands = [values[arg].number if isinstance(arg, Node) else arg for arg in node.args]

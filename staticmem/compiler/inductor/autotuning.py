@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from staticmem.compiler.inductor.padding import PRODUCTS
 from staticmem.compiler.plan import Plan
+from staticmem.ops.linear import FACTORS
 from staticmem.tracing.nodes import Node
 
 THRESHOLD = 32  # decompose_k_threshold: the inner dimension is at least that many times each of the others
@@ -25,7 +25,7 @@ def partial_bytes(node: Node) -> int:
     """The most that partial results of a product take: there are at most k / max(m, n) of m x n. 0: none are made."""
     if node.base != "aten::mm":
         return 0
-    first, second = (node.args[at].shape for at in PRODUCTS[node.base])
+    first, second = (node.args[at].shape for at in FACTORS[node.base])
     m: int = first[0]
     k: int = first[1]
     n: int = second[1]

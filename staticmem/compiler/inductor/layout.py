@@ -12,8 +12,9 @@ from functools import cmp_to_key, lru_cache
 from itertools import pairwise
 
 from staticmem.compiler.graphs import NodeGraph
-from staticmem.eager.strides import Shape, Strides, is_channels_last_contiguous, numel
+from staticmem.eager.strides import Shape, Strides, is_channels_last_contiguous
 from staticmem.ir.dtypes import DType
+from staticmem.ops.traces.registry import flops
 from staticmem.tracing.nodes import Node, users_of
 
 PADDING_BYTES = 128  # config.padding_alignment_bytes
@@ -114,11 +115,11 @@ def decide_layout_opt(graph: NodeGraph, inference: bool) -> bool:
         return False
     kinds = [_kind(node) for node in convolutions]
     if inference:
-        flops = {GROUPED: 0, DEFAULT: 0, IN_OUT: 0, SMALL: 0}
+        counted = {GROUPED: 0, DEFAULT: 0, IN_OUT: 0, SMALL: 0}
         for node, (grouped, narrows, small) in zip(convolutions, kinds, strict=True):
             kind = GROUPED if grouped else SMALL if small else IN_OUT if narrows else DEFAULT
-            flops[kind] += _flops(node)
-        return sum(kind * count for kind, count in flops.items()) <= sum(flops.values())
+            counted[kind] += flops(node)
+        return sum(kind * count for kind, count in counted.items()) <= sum(counted.values())
     return not (
         any(grouped for grouped, _, _ in kinds)
         or any(narrows for _, narrows, _ in kinds)
@@ -132,15 +133,6 @@ def _kind(node: Node) -> tuple[bool, bool, bool]:
     groups = node.args[8]
     narrows = weight[0] * 2 <= weight[1] and len(weight) > 2 and weight[2] > 1
     return groups > 1 and weight[1] > 1, narrows, weight[0] <= 64 and weight[1] <= 64
-
-
-def _flops(node: Node) -> int:
-    """`conv_flop_count` of torch/utils/flop_counter.py, which counts the channels of a group as they are."""
-    x: Shape = node.args[0].shape
-    weight: Shape = node.args[1].shape
-    transposed = node.args[6]
-    spatial = x[2:] if transposed else node.shape[2:]
-    return 2 * x[0] * numel(spatial) * numel(weight)
 
 
 def prefer_channels_last(graph: NodeGraph) -> set[Node]:

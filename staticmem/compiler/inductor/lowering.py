@@ -27,22 +27,13 @@ from staticmem.eager.strides import (
 )
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ops.tags import LIKE_PADDING, LOWERED_VIEWS
+from staticmem.ops.tags import LIKE_PADDING, LOWERED_VIEWS, NEED_REALIZED
 from staticmem.tracing.nodes import PLACEHOLDER, Node, users_of
 
 Lowered: TypeAlias = "Value | tuple[Value | None, ...] | None"
 Rule: TypeAlias = "Callable[[Lowering, Node], Lowered]"
 RULES: dict[str, Rule] = {}  # by target without overload
 
-# lowering.py, needs_realized_inputs; every fallback belongs to it too
-NEED_REALIZED = frozenset(
-    f"aten::{name}"
-    for name in (
-        "as_strided as_strided_copy avg_pool2d avg_pool2d_backward bmm convolution convolution_backward "
-        "max_pool2d_with_indices max_pool3d_with_indices max_pool2d_with_indices_backward mm upsample_nearest2d "
-        "_upsample_nearest_exact2d _int_mm"
-    ).split()
-)
 NEED_FIXED_LAYOUT = ("aten::convolution_backward", "aten::mm", "aten::_int_mm")  # graph.py, need_fixed_layout
 # graph.py, mark_nodes_dislike_padding
 DISLIKE_PADDING = frozenset(("aten::convolution", "aten::convolution_backward", "aten::_scaled_mm"))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from staticmem.compiler.graphs import NodeGraph
 from staticmem.eager.strides import numel
 from staticmem.ir import dtypes
+from staticmem.ops.linear import FACTORS
 from staticmem.tracing.nodes import Node
 from staticmem.units import format_bytes
 
-PRODUCTS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1)}
 ALIGNMENT = {dtypes.float16: 8, dtypes.bfloat16: 8, dtypes.float32: 4}  # get_alignment_size_dtype, in elements
 # is_mm_compute_bound: half of what a card computes for each byte that it reads; for float32 about 10 on an H100 and on
 # an A100 (1000 * 67 / 3350 and 1000 * 19.5 / 1555). Half types need more of either, so that this counts too many.
@@ -22,12 +22,12 @@ CODE = "pad_mm"
 
 def notes(graph: NodeGraph) -> tuple[tuple[str, str], ...]:
     """What is said where a product may be padded; it is assumed not to be."""
-    padded = [(extra_bytes(node), node) for node in graph.nodes if node.base in PRODUCTS]
+    padded = [(extra_bytes(node), node) for node in graph.nodes if node.base in FACTORS]
     padded = [(extra, node) for extra, node in padded if extra]
     if not padded:
         return ()
     extra, largest = max(padded, key=lambda pair: pair[0])
-    one, other = (largest.args[at].shape for at in PRODUCTS[largest.base])
+    one, other = (largest.args[at].shape for at in FACTORS[largest.base])
     text = (
         "Inductor measures on the GPU whether a product is faster with operands that are padded to multiples of 4 "
         "elements (8 in half types), and it was assumed that none is. Here that may be the product of "
@@ -38,7 +38,7 @@ def notes(graph: NodeGraph) -> tuple[tuple[str, str], ...]:
 
 def extra_bytes(node: Node) -> int:
     """Bytes of the padded copies of the operands, and of the result beyond its size; 0 where nothing is padded."""
-    first, second = (node.args[at].tensor for at in PRODUCTS[node.base])
+    first, second = (node.args[at].tensor for at in FACTORS[node.base])
     itemsize: int = first.dtype.itemsize
     align = ALIGNMENT.get(first.dtype, 0)
     *batch, m, k = first.shape

@@ -6,6 +6,7 @@ Source: `torch/_inductor/lowering.py` of PyTorch 2.15 (`register_pointwise`, `ma
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from staticmem.compiler.inductor.buffers import Loops, Read, Value, Weights, at_views
 from staticmem.compiler.inductor.indexing import Step, Views, chain, then
@@ -14,8 +15,9 @@ from staticmem.eager.strides import Shape, broadcast_shapes, numel
 from staticmem.ops.tags import CHEAP_CONSTANTS, plain_pointwise
 from staticmem.tracing.nodes import Argument, Node
 
+Count: TypeAlias = "Callable[[Node], Weights]"
+CALLS: dict[str, Count] = {}  # by target without overload
 KEEP_TYPES = ("aten::where", "prims::convert_element_type")
-PRIMS = "convert_element_type div fma mul add sub maximum minimum exp where frexp_mantissa".split()
 
 
 def broadcast(value: Value, shape: Shape, pad: bool = True) -> Value:
@@ -65,6 +67,16 @@ def pointwise(low: Lowering, node: Node) -> Lowered:
     return low.pointwise(form.shape, form.dtype, reads, weights)
 
 
+def computes(*targets: str) -> Callable[[Count], Count]:
+    """Registers what elementwise ops compute where it is another count."""
+
+    def register(function: Count) -> Count:
+        CALLS.update(dict.fromkeys(targets, function))
+        return function
+
+    return register
+
+
 def power_calls(exponent: int) -> int:
     """`pow_recursive`: products of halves."""
     if exponent < 0:
@@ -74,30 +86,25 @@ def power_calls(exponent: int) -> int:
     return power_calls(exponent // 2) + 1 + exponent % 2
 
 
-def _power(node: Node) -> Weights:
+@computes("aten::pow")
+def power(node: Node) -> Weights:
     exponent = node.args[1]
     if type(exponent) in (int, float) and exponent == int(exponent) and abs(exponent) < 32:
         return {node: power_calls(int(exponent))}
     return {node: 1} if type(exponent) is Node or exponent == 0.5 else {node: 1, **constants(node.args)}
 
 
-def _with_product(node: Node) -> Weights:
+@computes("aten::addcmul", "aten::addcdiv")
+def with_product(node: Node) -> Weights:
     """`addcmul` is one `fma` where its factor is 1; `addcdiv` a quotient and a sum."""
     value = node.kwargs.get("value", 1)
     plain = 1 if node.base == "aten::addcmul" else 2
     return {node: plain} if value == 1 else {node: 2, **constants((value,))}
 
 
-# of the ops above: what they compute where it is another count
-CALLS: dict[str, Callable[[Node], Weights]] = {
-    "aten::where": lambda node: {node: 1, **constants(node.args)},
-    "aten::pow": _power,
-    "aten::addcmul": _with_product,
-    "aten::addcdiv": _with_product,
-    "prims::fma": lambda node: {node: 1},
-}
-
-rule(*plain_pointwise(), *(f"prims::{name}" for name in PRIMS))(pointwise)
+computes("aten::where")(lambda node: {node: 1, **constants(node.args)})
+computes("prims::fma")(lambda node: {node: 1})
+rule(*plain_pointwise())(pointwise)
 
 
 @rule("aten::clone", "aten::_to_copy", "aten::contiguous", "aten::lift_fresh_copy", "aten::copy")

@@ -5,15 +5,14 @@ banned nodes are saved, by their bytes and by the FLOPs that computing them agai
 
 Sources: `choose_saved_values_set` and `estimate_runtime` (mode "flops") of torch/_functorch/partitioners.py;
 `dp_knapsack` of torch/_functorch/_activation_checkpointing/knapsack.py, the default solver ("dp" in
-torch/_functorch/config.py); formulas of torch/utils/flop_counter.py. Where no banned node can be computed again 2.15
+torch/_functorch/config.py); Where no banned node can be computed again 2.15
 takes the cut of the most aggressive options, 2.13 saves the inputs alone: here it is as in 2.15.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from math import prod
 
 from staticmem.compiler.graphs import JointGraph, Partition
 from staticmem.compiler.partition.bans import Bans, Options
@@ -22,8 +21,9 @@ from staticmem.compiler.partition.cse import merged, storages
 from staticmem.compiler.partition.cut import saved_by_cut
 from staticmem.compiler.partition.extract import halves, partition_of
 from staticmem.compiler.partition.network import build
-from staticmem.eager.strides import Form, Shape
+from staticmem.eager.strides import Form
 from staticmem.errors import UsageError
+from staticmem.ops.traces.registry import flops
 from staticmem.tracing.nodes import SAVED, Node
 
 GIGA = 1e9  # `estimate_activations_size`
@@ -152,51 +152,6 @@ def knapsack(sizes: Sequence[int], values: Sequence[float], limit: int) -> list[
     return result
 
 
-def flops(node: Node) -> int:
-    """Floating-point operations of a product, a convolution or an attention; 0 for all other calls."""
-    formula = _FLOPS.get(node.base)
-    return formula(node) if formula is not None else 0
-
-
 def runtime(node: Node) -> int:
     """What the knapsack takes for the time of a node: its FLOPs, at least 1."""
     return max(flops(node), 1)
-
-
-def _shape(node: Node, position: int) -> Shape:
-    arg = node.args[position]
-    return arg.shape if type(arg) is Node else ()
-
-
-def _product(first: int) -> Callable[[Node], int]:
-    """Two for each multiply-add of a product whose factors are two arguments: batches, rows, columns, length."""
-
-    def flops(node: Node) -> int:
-        a, b = _shape(node, first), _shape(node, first + 1)
-        return 2 * prod(a) * b[-1]
-
-    return flops
-
-
-def _convolution(node: Node) -> int:
-    x, weight, transposed = _shape(node, 0), _shape(node, 1), node.args[6]
-    return 2 * x[0] * prod((x if transposed else node.shape)[2:]) * prod(weight)
-
-
-def _attention(node: Node) -> int:
-    query, key, value = _shape(node, 0), _shape(node, 1), _shape(node, 2)
-    return 2 * prod(query) * key[2] + 2 * prod(query[:3]) * key[2] * value[3]
-
-
-_FLOPS: dict[str, Callable[[Node], int]] = {
-    "aten::mm": _product(0),
-    "aten::_scaled_mm": _product(0),
-    "aten::addmm": _product(1),
-    "aten::bmm": _product(0),
-    "aten::baddbmm": _product(1),
-    "aten::convolution": _convolution,
-    "aten::_scaled_dot_product_efficient_attention": _attention,
-    "aten::_scaled_dot_product_flash_attention": _attention,
-    "aten::_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "aten::_scaled_dot_product_cudnn_attention": _attention,
-}

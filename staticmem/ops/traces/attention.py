@@ -32,7 +32,7 @@ _SEEDS = form((), dtypes.int64)
 _ALIGNMENT = 8  # elements; attention.cpp, `preprocess_mask` and `pad_last_dim`
 
 
-@traced("scaled_dot_product_attention")
+@traced("scaled_dot_product_attention", calls="")
 def scaled_dot_product_attention(
     t: Tracer, query: Node, key: Node, value: Node, attn_mask: Node | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,

@@ -20,7 +20,7 @@ from staticmem.tracing.tracer import Gradients, Tracer, form
 Sizes = Sequence[int]
 
 
-@traced("conv1d conv2d conv3d")
+@traced("conv1d conv2d conv3d", calls="")
 def conv(
     t: Tracer, input: Node, weight: Node, bias: Node | None = None, stride: Sizes | int = 1,
     padding: Sizes | int | str = 0, dilation: Sizes | int = 1, groups: int = 1,

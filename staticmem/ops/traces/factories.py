@@ -290,7 +290,7 @@ def _drawn(t: Tracer, like: Node, dtype: DType) -> Node:
     return t.clone(view, view.strides)
 
 
-@traced("dropout")
+@traced("dropout", calls="native_dropout")
 def dropout(t: Tracer, input: Node, p: float, train: bool) -> Node:
     return native_dropout(t, input, p, train)[0]
 

@@ -170,7 +170,7 @@ def _dot(t: Tracer, self: Node, other: Node, order: tuple[int, int]) -> Node:
     return out
 
 
-@traced("linear")
+@traced("linear", calls="")
 def linear(t: Tracer, input: Node, weight: Node, bias: Node | None = None) -> Node:
     """With a bias and a contiguous input one addmm over all leading dimensions (`_flatten_nd_linear`); else a product,
     and the bias is added."""
@@ -192,7 +192,7 @@ def _add(t: Tracer, self: Node, other: Node) -> Node:
     return out
 
 
-@traced("matmul linalg_matmul")
+@traced("matmul linalg_matmul", calls="")
 def matmul(t: Tracer, self: Node, other: Node) -> Node:
     a, b = self.ndim, other.ndim
     if not a or not b:

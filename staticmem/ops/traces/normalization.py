@@ -177,7 +177,7 @@ def _repeat(t: Tracer, self: Node, times: int) -> Node:
     return out
 
 
-@traced("group_norm")
+@traced("group_norm", calls="native_group_norm")
 def group_norm(
     t: Tracer, input: Node, num_groups: int, weight: Node | None = None, bias: Node | None = None, eps: float = 1e-5,
     cudnn_enabled: bool = True,
@@ -276,7 +276,7 @@ def _axes(input: Node, normalized_shape: Sequence[int]) -> tuple[list[int], list
     return list(range(axis, input.ndim)), list(range(axis))
 
 
-@traced("layer_norm")
+@traced("layer_norm", calls="native_layer_norm")
 def layer_norm(
     t: Tracer, input: Node, normalized_shape: Sequence[int], weight: Node | None = None, bias: Node | None = None,
     eps: float = 1e-5, cudnn_enable: bool = True,

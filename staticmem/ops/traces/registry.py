@@ -13,7 +13,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, TypeVar
 
-from staticmem.ops.registry import in_place, rules
+from staticmem.eager.strides import Form
+from staticmem.ir.graph import Op, Ref
+from staticmem.ops.registry import flop_formula, in_place, rules
+from staticmem.tracing.nodes import Node
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,16 +27,22 @@ FAMILIES = (
     "recurrent encoder_layer"
 ).split()
 TRACED: dict[str, Callable[..., Any]] = {}
+_CALLED: dict[str, str] = {}  # see `traced`; of the families that are imported
 _imported = 0
 
 
-def traced(names: str) -> Callable[[Function], Function]:
+def traced(names: str, calls: str | None = None) -> Callable[[Function], Function]:
     """Registers a function for calls, with or without an overload: `"add sub.Tensor torchvision::nms"`. Names without a
-    namespace are those of ATen. In-place calls (`relu_`) need no entry: they are the call and a write."""
+    namespace are those of ATen. In-place calls (`relu_`) need no entry: they are the call and a write.
+
+    `calls`: of a composite call, the one that a dispatch mode sees in its place; "" where it sees the nodes themselves.
+    """
 
     def register(function: Function) -> Function:
         for name in names.split():
             target = name if "::" in name else f"aten::{name}"
+            if calls is not None:
+                _CALLED[target] = calls
             if target in TRACED:
                 raise ValueError(f"two traces of {target}")
             TRACED[target] = function
@@ -60,6 +69,23 @@ def trace_of(target: str) -> Callable[..., Any]:
     if function is None:
         raise KeyError(target)
     return function
+
+
+def called_by(base: str) -> str:
+    """What a dispatch mode sees of a call that is traced, without namespace (see `traced`)."""
+    return _CALLED.get(base, base.removeprefix("aten::"))
+
+
+def flops(node: Node) -> int:
+    """Floating-point operations of a product, a convolution or an attention, as its rule counts them; 0 for all other
+    calls."""
+    formula = flop_formula(node.base)
+    if formula is None:
+        return 0
+    forms = {str(k): arg.form for k, arg in enumerate((*node.args, node)) if type(arg) is Node}
+    shapes = {name: form.shape for name, form in forms.items() if isinstance(form, Form)}
+    args = tuple([Ref(str(k)) if type(arg) is Node else arg for k, arg in enumerate(node.args)])
+    return formula(Op("", node.target, args, {}, (str(len(args)),)), args, shapes)
 
 
 def untraced() -> list[str]:

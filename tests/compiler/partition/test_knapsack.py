@@ -10,7 +10,10 @@ import pytest
 from staticmem.compiler.partition.budget import STEPS, knapsack, runtime
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
+from staticmem.ops.registry import rules
 from staticmem.tracing.nodes import PLACEHOLDER, Node
+
+rules()  # nodes that are made by hand import no family
 
 pytestmark = pytest.mark.torch
 

@@ -14,7 +14,10 @@ from staticmem.compiler.partition.network import SINK, SOURCE, UNLIMITED
 from staticmem.eager.strides import Form, contiguous_strides, form_of
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.ir import dtypes
+from staticmem.ops.registry import rules
 from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Node, Result
+
+rules()  # nodes that are made by hand import no family
 
 
 def form(*shape: int) -> Form:
