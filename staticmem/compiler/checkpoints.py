@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from staticmem.ir.graph import Region
 from staticmem.ops.traces.registry import called_by
-from staticmem.scenario.selection import Policy
+from staticmem.scenario.checkpointing import Policy
 from staticmem.tracing.nodes import GETITEM, SAVED, Node
 
 

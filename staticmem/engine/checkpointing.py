@@ -27,7 +27,7 @@ from staticmem.engine.notes import notes_of_selection
 from staticmem.engine.selective import Selection
 from staticmem.ir.graph import Note, Ref, Region
 from staticmem.ops import in_place
-from staticmem.scenario.selection import Policy
+from staticmem.scenario.checkpointing import Policy
 
 
 class _StopRecomputationError(Exception):

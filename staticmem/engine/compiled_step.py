@@ -17,7 +17,7 @@ from staticmem.engine.features import Feature
 from staticmem.ir.graph import Graph, Note, Region
 from staticmem.ir.record import record
 from staticmem.passes.compile_regions import breaks_of, compile_regions, ddp_cuts
-from staticmem.scenario.selection import Policy
+from staticmem.scenario.checkpointing import Policy
 from staticmem.scenario.step import AUTOTUNED, Scenario
 
 VERSION = "2.15"  # the PyTorch whose compiler is followed

@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from staticmem.ir.record import record
+from staticmem.scenario.checkpointing import Policy
 from staticmem.scenario.losses import has_terms
-from staticmem.scenario.selection import Policy
 from staticmem.scenario.step import HELD, ON_GPU, Scenario
 
 if TYPE_CHECKING:

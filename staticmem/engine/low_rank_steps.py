@@ -27,7 +27,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.ops.solvers import SVD
-from staticmem.scenario.low_rank import LowRank
+from staticmem.scenario.optimizers import LowRank
 from staticmem.units import format_bytes
 
 FULL = dtypes.float32  # in which the decomposition runs

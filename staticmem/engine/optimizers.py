@@ -15,7 +15,7 @@ from staticmem.engine.optimizer_steps import FACTS, Also, Drop, Make, MakeAll, O
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
-from staticmem.scenario.low_rank import APOLLO, LowRank
+from staticmem.scenario.optimizers import APOLLO, LowRank
 from staticmem.scenario.step import Scenario
 from staticmem.units import format_bytes
 

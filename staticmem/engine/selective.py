@@ -12,7 +12,7 @@ from collections import Counter, deque
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
-from staticmem.scenario.selection import Policy
+from staticmem.scenario.checkpointing import Policy
 
 
 class Selection:

@@ -32,7 +32,7 @@ from staticmem.ops.dispatch import BAD_ARGUMENTS
 from staticmem.passes.checkpoint_regions import all_regions
 from staticmem.passes.frames.releases import releases_of
 from staticmem.passes.parameters import left_frozen, outer_matrices, projected_weights, values_of_loss
-from staticmem.scenario.selection import Policy
+from staticmem.scenario.checkpointing import Policy
 from staticmem.scenario.step import Scenario
 
 if TYPE_CHECKING:

@@ -224,7 +224,7 @@ class Edit:
 class Region:
     """The ops [start, end) of a graph, one call of `checkpoint`. `depth` is the number of module frames around it;
     in a recording, of checkpoints too. `saves`: names of calls whose results a selective checkpoint keeps
-    (`scenario.selection.Policy`). `unread`: values that the call is given and that none of its ops reads."""
+    (`scenario.checkpointing.Policy`). `unread`: values that the call is given and that none of its ops reads."""
 
     start: int
     end: int

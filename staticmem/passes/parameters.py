@@ -16,7 +16,7 @@ from staticmem.ir.graph import REQUIRES_GRAD, REQUIRES_NO_GRAD, Graph, Note, Par
 from staticmem.ops.registry import in_place
 from staticmem.passes.layers import LINEAR, layers_of
 from staticmem.scenario.adapters import ALL_LINEAR
-from staticmem.scenario.low_rank import LowRank
+from staticmem.scenario.optimizers import LowRank
 from staticmem.scenario.step import NONE_FROZEN
 
 # products of an input and a weight, among them losses that run the last linear layer (passes.head_losses)

@@ -15,7 +15,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import FOUR_BITS, WEIGHT_ONLY
 from staticmem.scenario.losses import has_terms
-from staticmem.scenario.low_rank import LOW_RANK
+from staticmem.scenario.optimizers import LOW_RANK
 from staticmem.scenario.options import Option
 from staticmem.scenario.step import FUSED, GRAPH_MODES, HEAD_LOSSES, MAX_LABELS, TORCHAO, WHOLE
 from staticmem.scenario.strategies import BLOCKS, STRATEGIES, StrategyFacts

@@ -19,11 +19,11 @@ from staticmem.ir.record import record
 from staticmem.scenario.adapters import QUANTIZED, Quantized, lora_of, lora_text
 from staticmem.scenario.combinations import STEPS, check, of_owners
 from staticmem.scenario.effects import idle
+from staticmem.scenario.generation import EXAMPLE, GREEDY, sampling_of
 from staticmem.scenario.losses import has_terms, loss_text
-from staticmem.scenario.low_rank import LOW_RANK, REFUSED, args_text, low_rank_of, split_targets
+from staticmem.scenario.optimizers import LOW_RANK, REFUSED, args_text, low_rank_of, split_targets
 from staticmem.scenario.options import DEVICE, LEVERS, OUTPUT, SIZES, STEP, declared, option
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS, PRESETS, described, with_preset, with_release
-from staticmem.scenario.sampling import EXAMPLE, GREEDY, sampling_of
 from staticmem.scenario.step import (
     AFTER_FORWARD,
     CACHES,

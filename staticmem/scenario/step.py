@@ -9,10 +9,10 @@ from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import Lora, Quantized
+from staticmem.scenario.generation import Sampling
 from staticmem.scenario.losses import KINDS
-from staticmem.scenario.low_rank import LOW_RANK, LowRank
+from staticmem.scenario.optimizers import LOW_RANK, LowRank
 from staticmem.scenario.options import LEVERS, declared, option
-from staticmem.scenario.sampling import Sampling
 from staticmem.version import REFERENCE_RELEASE
 
 TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
@@ -325,7 +325,7 @@ def _at_least_one(flag: str, value: int, why: str) -> None:
 
 
 def _check_names(names: Iterable[str]) -> None:
-    from staticmem.scenario.selection import NAME  # few steps have one
+    from staticmem.scenario.checkpointing import NAME  # few steps have one
 
     for name in names:
         if NAME.fullmatch(name) is None:

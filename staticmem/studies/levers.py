@@ -15,7 +15,7 @@ from staticmem.ops.registry import kinds_of
 from staticmem.passes.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import CANNOT_RUN, LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
 from staticmem.scenario.adapters import ALL_LINEAR
-from staticmem.scenario.low_rank import APOLLO, GALORE
+from staticmem.scenario.optimizers import APOLLO, GALORE
 from staticmem.scenario.step import (
     AFTER_FORWARD,
     COMPILED_OPTIMIZERS,

@@ -15,7 +15,7 @@ from staticmem.engine import optimizers
 from staticmem.engine.optimizer_steps import FACTS
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.scenario.low_rank import LOW_RANK
+from staticmem.scenario.optimizers import LOW_RANK
 from staticmem.scenario.step import OPTIMIZERS, TORCH_OPTIMIZERS, Scenario
 
 SHAPES = ((6, 10), (10,), (7, 10), (3, 5, 4))

@@ -13,7 +13,7 @@ from prepared import run_step
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.liveness import liveness
-from staticmem.scenario.selection import Policy
+from staticmem.scenario.checkpointing import Policy
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Study, request_of
 

@@ -15,7 +15,7 @@ import staticmem
 from staticmem.report.fit import Fit
 from staticmem.report.settings import LIBRARIES, Modules, Run
 from staticmem.report.settings.optimizers import WRITTEN, class_of, keywords, name_of_transformers
-from staticmem.scenario.low_rank import LOW_RANK
+from staticmem.scenario.optimizers import LOW_RANK
 from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS
 from staticmem.scenario.request import Request, request_of
 from staticmem.scenario.step import OPTIMIZERS

@@ -11,7 +11,7 @@ import pytest
 import staticmem
 from staticmem.errors import UsageError, closest
 from staticmem.scenario import presets
-from staticmem.scenario.low_rank import LOW_RANK
+from staticmem.scenario.optimizers import LOW_RANK
 from staticmem.scenario.request import OPTIONS, Request, request_of
 
 ROOT = Path(__file__).parents[2]

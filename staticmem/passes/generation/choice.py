@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from staticmem.ir.graph import NO_KWARGS, Arg, Op, Ref
 from staticmem.passes.generation.draft import Draft
-from staticmem.scenario.sampling import Sampling
+from staticmem.scenario.generation import Sampling
 
 
 class Choice:
