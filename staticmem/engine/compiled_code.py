@@ -21,9 +21,9 @@ from staticmem.eager.tensor import Grads, Owner, TakingNode, Tensor
 from staticmem.engine.cuda_graphs import Capture
 from staticmem.engine.interpreter import Interpreter
 from staticmem.ir.graph import FUNCTION, NO_KWARGS, Graph, Op, Ref
+from staticmem.ir.stacks import common_depth
 from staticmem.ops.dispatch import BAD_ARGUMENTS
 from staticmem.ops.size_arithmetic import SIZE_OPS
-from staticmem.passes.frames.policy import common_depth
 from staticmem.passes.frames.releases import lasting_values
 
 NODE = "CompiledFunctionBackward"

@@ -21,11 +21,11 @@ from staticmem.errors import DimensionError, ModelFileError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import OF_RECORDINGS, Frame, Graph, Op, Ref, Value
 from staticmem.ir.record import record
+from staticmem.ir.stacks import Stack, common_depth
 from staticmem.ops import lookup
 from staticmem.ops.dispatch import BAD_ARGUMENTS, call, fallback
 from staticmem.ops.registry import Rule, in_place
 from staticmem.ops.size_arithmetic import SIZE_OPS
-from staticmem.passes.frames.policy import Stack, common_depth
 from staticmem.passes.frames.releases import Releases, releases_of
 
 if TYPE_CHECKING:

@@ -117,9 +117,7 @@ def _of_onnx(graph: Graph, scenario: Scenario) -> Iterator[Note]:
             )
             yield Note("assumption", "SM333", text, len(maybe))
     if scenario.freeze != NONE_FROZEN and graph.parameters and all(p.trainable for p in graph.parameters):
-        # classes that were told by the names of parts (SM268) are not in the file
-        traced = not classes or any(note.code == "SM268" for note in graph.notes)
-        stops = "no_grad() and detach() stop" if traced else "detach() stops"
+        stops = "detach() stops" if classes else "no_grad() and detach() stop"
         text = (
             "all parameters are taken to be trained: an ONNX file does not say which are frozen (--freeze does, or "
             f"--freeze none), nor where {stops} gradients: the peak is too high then, and its band begins where nearly "

@@ -23,8 +23,8 @@ from dataclasses import replace
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir.graph import Frame, Graph, Note, Op, Ref, Region, SourceLine
 from staticmem.ir.record import record
+from staticmem.ir.stacks import Stack
 from staticmem.ops.registry import NO_DERIVATIVE
-from staticmem.passes.frames.policy import Stack
 from staticmem.passes.frames.source_lines import is_checkpoint_function
 from staticmem.passes.frames.unseen_code import line_calling_function
 from staticmem.passes.hidden_checkpoints import hidden_checkpoints

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Note, Op
 from staticmem.ir.onnx_graph import Net, Node, Translated, frames, is_known
 from staticmem.ops.onnx import Context, calls_of
-from staticmem.passes import module_parts
 from staticmem.passes.edit import Ops
 from staticmem.passes.patterns import find
 
@@ -50,16 +49,6 @@ class Scopes:
         elif not (leaf.isidentifier() and leaf.isascii() and leaf[0] != "_") and not _NAME.match(name):
             return 0
         return number
-
-    def told(self, classes: Mapping[str, str]) -> None:
-        """Gives frames the classes of their paths."""
-        if not classes:
-            return
-        same: dict[Frame, Frame] = {}  # the same objects for all nodes of a module: they are compared all the time
-        for number, stack in enumerate(self.stacks):
-            self.stacks[number] = tuple(
-                same.setdefault(f, Frame(f.path, classes.get(f.path, ""), f.call)) for f in stack
-            )
 
     def _build(self, scope: str) -> tuple[Frame, ...]:
         frames = [self._frame("", 0)]
@@ -131,7 +120,6 @@ def translate(net: Net, without: Collection[str] = ()) -> Translated:
     nodes = list(net.nodes)
     translator = Translator(net)
     numbers = [translator.scopes.number(node.name) if not node.scopes else -1 for node in nodes]
-    told = _told_by_parts(net, nodes, numbers, translator.scopes)
     matches, regrouped = find(translator.ctx, nodes, translator.frames, without=without)
     ops_of: dict[int, list[Op]] = dict(matches)
     stacks = translator.scopes.stacks
@@ -147,11 +135,7 @@ def translate(net: Net, without: Collection[str] = ()) -> Translated:
         edit.renamed = renamed
         ops = edit.done()
     outputs = tuple(renamed.get(name, name) for name in net.outputs)
-    late = []
-    if told:
-        text = "modules have the class of torchvision or timm that has parts of these names"
-        late.append(Note("assumption", "SM268", text, told))
-    return Translated(ops, outputs, _notes(translator, regrouped), late, translator.ctx.transposed)
+    return Translated(ops, outputs, _notes(translator, regrouped), (), translator.ctx.transposed)
 
 
 def drop_unused(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
@@ -168,32 +152,6 @@ def drop_unused(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
         return graph, ()
     text = "operators whose results are not used were left out"
     return replace(graph, ops=tuple(reversed(kept))), [Note("dropped", "SM253", text, dropped)]
-
-
-def _told_by_parts(net: Net, nodes: list[Node], numbers: list[int], scopes: Scopes) -> int:
-    """Gives modules the classes that the names of their parts tell, where the file has no classes; how many.
-
-    `numbers` are those of the nodes' scopes, -1 where the file has the modules.
-    """
-    operators: dict[str, set[str]] = {}
-    own: dict[int, set[str]] = {}  # of the innermost module, by the number of the scope
-    for node, number in zip(nodes, numbers, strict=True):
-        if number < 1:
-            continue
-        if number not in own:
-            stack = scopes.stacks[number]
-            for frame in stack:
-                operators.setdefault(frame.path, set())
-            own[number] = operators[stack[-1].path]
-            if len(operators) > module_parts.MOST_PATHS:
-                return 0
-        own[number].add(node.op)
-    if len(operators) < 2:
-        return 0
-    tensors = {name: len(shape) if (shape := net.shape(name)) is not None else -1 for name in net.weights}
-    classes = module_parts.classes_of(operators, tensors, module_parts.grammar())
-    scopes.told(classes)
-    return sum(cls.startswith(module_parts.LIBRARIES) for cls in classes.values())
 
 
 def _materialise(translator: Translator, nodes: list[Node], ops_of: dict[int, list[Op]]) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from staticmem.ir.graph import Graph, Op, Ref
+from staticmem.ir.stacks import Stack, general_path
 from staticmem.passes.edit import reading_instead
-from staticmem.passes.frames.policy import Stack, general_path
 from staticmem.scenario.step import Scenario
 
 _FEWEST_TURNS = 3  # two whole ones show what a turn is

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from staticmem.ir.graph import Op
+from staticmem.ir.stacks import common_depth
 from staticmem.ops import kinds_of
-from staticmem.passes.frames.policy import common_depth
 
 _SPLITS = re.compile(r"\b(?:chunk|split|unbind|tensor_split|hsplit|vsplit)\(")
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from staticmem.ir.graph import Frame, Graph, Note, Op
+from staticmem.ir.stacks import Stack, common_depth, general_path
 from staticmem.passes.edit import reading_instead
-from staticmem.passes.frames.policy import Stack, common_depth, general_path
 
 
 @dataclass(slots=True)

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from staticmem.errors import UsageError, did_you_mean
-from staticmem.ir.classes import alternatives
 from staticmem.ir.graph import Graph, Region
 from staticmem.ir.record import record
-from staticmem.passes.frames.policy import Stack, common_depth
+from staticmem.ir.stacks import Stack, common_depth
 
 
 @record(frozen=True)
@@ -93,8 +92,7 @@ def selected(calls: Sequence[Call], selectors: Sequence[str], flag: str) -> list
     chosen: set[Call] = set()
     by_name: dict[str, list[Call]] = {}
     for call in calls:
-        classes = alternatives(call.cls)
-        for name in {call.path, *classes, *(cls.rpartition(".")[2] for cls in classes)} - {""}:
+        for name in {call.path, call.cls, call.cls.rpartition(".")[2]} - {""}:
             by_name.setdefault(name, []).append(call)
     for selector in selectors:
         matches = by_name.get(selector, [])
@@ -113,7 +111,7 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def _names_no_module(calls: Sequence[Call], selector: str, flag: str) -> UsageError:
-    classes = {cls.rpartition(".")[2] for call in calls if call.cls for cls in alternatives(call.cls)}
+    classes = {call.cls.rpartition(".")[2] for call in calls if call.cls}
     paths = {call.path for call in calls if call.path}
     if not classes and not paths:
         why = "The file does not say which modules its ops belong to."

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from staticmem.engine.shapes import ValueInfo
-from staticmem.ir.classes import short as short_class
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes
 from staticmem.liveness.why import module_of, short
@@ -107,9 +106,9 @@ class _Tree:
             for frame in op.modules if self.by == "module" else ():
                 if frame.path not in self.layers:
                     depth = len([p for p in self.layers if p and frame.path.startswith(f"{p}.")]) + 1
-                    self.layers[frame.path] = Layer(frame.path, short_class(frame.cls), depth, 0, (), ())
+                    self.layers[frame.path] = Layer(frame.path, frame.cls.rpartition(".")[2], depth, 0, (), ())
                 elif not frame.path:
-                    self.layers[""].cls = short_class(frame.cls) or self.layers[""].cls
+                    self.layers[""].cls = frame.cls.rpartition(".")[2] or self.layers[""].cls
                 self.calls.setdefault(frame.path, set()).add(frame.call)
         for path, calls in self.calls.items():
             self.layers[path].calls = len(calls)

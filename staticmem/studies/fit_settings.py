@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import prod
 
 from staticmem.devices.gpus import Gpu
-from staticmem.ir.classes import alternatives
 from staticmem.ir.dtypes import HALVES
 from staticmem.ir.graph import Graph
 from staticmem.parallel.blocks import repeated_blocks
@@ -100,7 +99,7 @@ def _sharded(graph: Graph, request: Request) -> Modules:
 
 def _modules(listed: Iterable[tuple[str, str]]) -> Modules:
     by_path = dict(listed)
-    names = {name.rpartition(".")[2] for cls in by_path.values() for name in alternatives(cls)}
+    names = {cls.rpartition(".")[2] for cls in by_path.values()}
     return Modules(tuple(by_path), names.pop() if len(names) == 1 else "")
 
 

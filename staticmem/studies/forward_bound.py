@@ -17,9 +17,9 @@ from itertools import accumulate
 
 from staticmem.eager.trace import Trace
 from staticmem.ir.graph import Graph, Ref
+from staticmem.ir.stacks import call_ends
 from staticmem.liveness import Lifetimes
 from staticmem.ops.activations import SAVE_LESS_IN_PLACE
-from staticmem.passes.frames.published_names import call_ends
 from staticmem.passes.frames.releases import Releases, releases_of
 from staticmem.passes.frames.unseen_bounds import ends_of_frames
 from staticmem.passes.inplace import writes_into_views

@@ -9,7 +9,7 @@ from prepared import run_step
 from small_graphs import Builder
 
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Frame, Graph, Note, Parameter, Ref, Value
+from staticmem.ir.graph import Frame, Graph, Parameter, Ref, Value
 from staticmem.scenario.step import Scenario
 
 SAID = ("SM331", "SM332", "SM333", "SM341")
@@ -78,15 +78,12 @@ def test_an_onnx_file_does_not_say_what_is_frozen() -> None:
         assert ("SM334" in [n.code for n in notes]) is said
 
 
-@pytest.mark.parametrize(
-    ("cls", "code", "no_grad"), [("", "", True), ("m.Block", "", False), ("m.Block", "SM268", True)]
-)
-def test_where_gradients_stop_is_not_in_the_file(cls: str, code: str, no_grad: bool) -> None:
-    """The dynamo exporter, which writes classes, keeps regions of no_grad in lines; classes may also have been told."""
+@pytest.mark.parametrize(("cls", "no_grad"), [("", True), ("m.Block", False)])
+def test_where_gradients_stop_is_not_in_the_file(cls: str, no_grad: bool) -> None:
+    """The dynamo exporter, which writes classes, keeps regions of no_grad in lines."""
     graph = two_outputs()
-    told = (Note("assumption", code, "classes by parts", 1),) if code else ()
     ops = tuple(replace(op, modules=(Frame("block", cls),)) for op in graph.ops)
-    graph = replace(graph, ops=ops, outputs=graph.outputs[:1], format="onnx", notes=told)
+    graph = replace(graph, ops=ops, outputs=graph.outputs[:1], format="onnx")
     (note,) = [n for n in run_step(graph, Scenario(mode="train", loss="mean")).notes if n.code == "SM334"]
     assert "detach()" in note.text
     assert ("no_grad()" in note.text) is no_grad

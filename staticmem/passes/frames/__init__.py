@@ -1,1 +1,1 @@
-"""What Python's frames hold beyond the last use of a value: by source lines, by published classes, or by policy."""
+"""What Python's frames hold beyond the last use of a value: by source lines, or by policy."""

@@ -23,7 +23,7 @@ from staticmem.passes.frames.line_texts import (
     parsed_statement,
     returned_names,
 )
-from staticmem.passes.frames.source_lines import Execution, PythonFrame, is_published
+from staticmem.passes.frames.source_lines import Execution, PythonFrame, is_of_torch
 
 _LISTS = re.compile(
     r"\b(?:cat|concat|stack|sum|tuple|list)\(\s*([A-Za-z_]\w*)\s*[,)]|\b([A-Za-z_]\w*)\[-\d|\b(\w+)\.pop\("
@@ -45,7 +45,7 @@ class _Longest(Execution):
         self.listy = _with_unseen_lists(graph)
 
     def _finish(self, frame: PythonFrame, now: int) -> None:
-        if is_published(frame.line):
+        if is_of_torch(frame.line):
             super()._finish(frame, now)
             self.returned = []
             return
@@ -60,7 +60,7 @@ class _Longest(Execution):
         super()._finish(frame, now)
         read_later = [name for name in results if self.last_read.get(name, -1) > now]
         if hidden:  # what modules of the model's own make inside themselves is in frames of their own
-            own = [op for op in (ops[index] for index in indices) if all(map(is_published, op.stack[depth:]))]
+            own = [op for op in (ops[index] for index in indices) if all(map(is_of_torch, op.stack[depth:]))]
             for name in (
                 *(n for op in own for n in op.outputs),
                 *(n for op in own for n in op.refs() if n in self.made_by),

@@ -33,6 +33,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, bases_of
+from staticmem.ir.stacks import Stack, common_depth
 from staticmem.ops.registry import CONCATENATIONS, FREE_PRODUCTS, JOINS, RING_ATTENTION
 
 POLICIES = ("expected", "last-use", "most")
@@ -50,25 +51,6 @@ _MOST_VIEWS = 16  # of views that are followed: a damaged file may have them in 
 _WRITES = frozenset(("aten::copy_", "aten::index_put_", "aten::fill_"))
 _MODEL_PATH = re.compile(r"(^|\.)(model|encoder|decoder|transformer|bert|distilbert|electra|roberta|albert|gpt_neox)$")
 _MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
-
-Stack = tuple[Frame, ...]
-
-
-def general_path(path: str) -> str:
-    """The path of a module with `*` for numbers of lists: modules of one list have the same."""
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))
-
-
-def common_depth(a: Stack, b: Stack) -> int:
-    """How many frames two module stacks share."""
-    if a is b:
-        return len(a)
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x is not y and (x.path != y.path or x != y):  # most that differ have other paths
-            break
-        n += 1
-    return n
 
 
 @dataclass(frozen=True)

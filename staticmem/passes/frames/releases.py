@@ -15,8 +15,9 @@ from collections.abc import Collection, Mapping, Sequence, Set
 
 from staticmem.ir.graph import Graph, Op, Ref, bases_of
 from staticmem.ir.record import record
+from staticmem.ir.stacks import Stack, common_depth
 from staticmem.ops import kinds_of
-from staticmem.passes.frames.policy import Attribute, Held, Stack, common_depth, held_by_policy
+from staticmem.passes.frames.policy import Attribute, Held, held_by_policy
 
 _NORMED = {"aten::_weight_norm": "_v", "aten::div": "_orig"}  # op -> how the name of its first operand ends
 
@@ -171,11 +172,7 @@ def held_values(graph: Graph, policy: str = "expected", *, training: bool = Fals
 
 
 def _held_values(graph: Graph, policy: str, training: bool) -> Held:
-    """What variables hold: by the lines of the stack traces, by `policy` where there are none or a frame is missing.
-
-    Where no trace tells, the names that published classes use are known, and what they keep in evaluation mode always
-    is.
-    """
+    """What variables hold: by the lines of the stack traces, by `policy` where there are none or a frame is missing."""
     # each source of what is held is imported where the graph has something for it: most have for one
     until: dict[str, int] = {}
     unseen: Set[str] | None = None  # the values that hidden frames may hold; None: any
@@ -194,7 +191,7 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
             from staticmem.passes.frames.line_bounds import longest_holds_of_lines
             from staticmem.passes.frames.unseen_bounds import longest_holds
 
-            by_modules = longest_holds(graph, Held(), None).until
+            by_modules = longest_holds(graph, Held()).until
             by_lines, passed_on = longest_holds_of_lines(graph)
             for name, index in by_lines.items():
                 latest = index if name in passed_on else min(index, by_modules.get(name, index))
@@ -207,11 +204,6 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
         unseen = values_of_unseen_code(graph)
     if training and unseen is not None and not unseen:
         return Held(until=until)
-    from staticmem.passes.frames import published_names
-
-    table = published_names.table_of(graph)
-    if traced and table is not None and not training:
-        until.update(published_names.kept_in_evaluation(graph, table))
     by_methods: dict[str, int] = {}
     if unseen is not None and policy == "expected":
         from staticmem.passes.frames.unseen_code import values_read_by_methods
@@ -220,17 +212,14 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
     if unseen is not None and not unseen and not by_methods:
         return Held(until=until)
     held = held_by_policy(graph, policy)
-    decided = published_names.decided_by_names(graph, table, training) if table is not None else None
-    if decided is not None:
-        held = published_names.with_published_names(graph, held, decided)
     if policy == "most" and not traced:
         from staticmem.passes.frames.unseen_bounds import longest_holds
 
-        held = longest_holds(graph, held, decided)
+        held = longest_holds(graph, held)
     if policy == "expected":
         from staticmem.passes.frames.unseen_names import with_likely_names
 
-        held = with_likely_names(graph, held, decided, traced=traced)
+        held = with_likely_names(graph, held, traced=traced)
     if unseen is None:
         return held
     for name, index in held.until.items():
@@ -260,9 +249,13 @@ def kept_by_modules(graph: Graph, policy: str = "expected") -> Mapping[str, Attr
         if policy != "last-use" and _assigns_attributes(graph):
             from staticmem.passes.frames.source_lines import execution_of
 
-            owned = {p.fqn for p in (*graph.buffers, *graph.parameters)}
-            assigned = execution_of(graph).assigned
-            kept.update({name: attribute for name, attribute in assigned.items() if attribute.path not in owned})
+            owned = {p.fqn: p.value.shape for p in (*graph.buffers, *graph.parameters)}
+            for name, attribute in execution_of(graph).assigned.items():
+                said = graph.values.get(name)
+                shape = said.shape if said is not None else None
+                # the tensor that takes a buffer's place takes no more memory where it has its size
+                if attribute.path not in owned or shape not in (None, owned[attribute.path]):
+                    kept[name] = attribute
     return kept
 
 

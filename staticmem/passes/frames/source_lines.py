@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, SourceLine
+from staticmem.ir.stacks import general_path
 from staticmem.ops.registry import JOINS
 from staticmem.passes.frames.attention_weights import attention_weights
 from staticmem.passes.frames.line_texts import (
@@ -33,7 +34,7 @@ from staticmem.passes.frames.line_texts import (
     statements_of,
     without_indices,
 )
-from staticmem.passes.frames.policy import Attribute, general_path
+from staticmem.passes.frames.policy import Attribute
 
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
@@ -101,11 +102,17 @@ def is_checkpoint_function(line: SourceLine) -> bool:
     return line.function == "forward" and _RUNS_FUNCTION.search(line.text) is not None
 
 
+_TORCH = re.compile(r"[/\\]torch[/\\]")
 _PUBLISHED = re.compile(r"[/\\](?:torch|torchvision|timm|transformers)[/\\]")
 
 
+def is_of_torch(line: SourceLine) -> bool:
+    """Whether a line is of PyTorch, whose code was compared with what is held here. All other code may hold more."""
+    return _TORCH.search(line.file) is not None
+
+
 def is_published(line: SourceLine) -> bool:
-    """Whether a line is of a library whose code was compared with what is held here."""
+    """Whether a line is of a library whose casts and checkpoints were compared."""
     return _PUBLISHED.search(line.file) is not None
 
 
@@ -271,7 +278,7 @@ class Execution:
                 if name.endswith("[]"):
                     self._drop([v for v in values if v in reads], now)
                     frame.names[name] = [v for v in values if v not in reads]
-        guesses = not self.certain or is_published(frame.line)
+        guesses = not self.certain or is_of_torch(frame.line)
         joined = (_JOINED.search(text) or _ADDED.search(text)) if guesses else None
         if joined is not None:  # `cat(parts)`: a list; `parts.append(x)` runs no op, so that no trace shows it
             reads = self._joined_parts(frame, now) or reads
@@ -300,7 +307,7 @@ class Execution:
         each = self._results(frame.since, now) if len(names) > 1 and len(values) == 1 else ()
         for position, name in enumerate(names):
             if name.startswith("self.") and name.count(".") == 1:
-                if len(names) == 1 or not is_published(frame.line):
+                if len(names) == 1 or not is_of_torch(frame.line):
                     taken = self._taken(position, len(names), each) or self._weights(frame.since, now)
                     self._keep(frame, name, taken, now)
             elif name == "_" or "." in name:
@@ -354,9 +361,8 @@ class Execution:
         for value in values[:1]:
             kept[name] = value
             self._hold((value,))
-            if not is_published(frame.line):
-                path = modules[-1].path if modules else ""
-                self.assigned[value] = Attribute(f"{path}.{name[5:]}".strip("."), now)
+            path = modules[-1].path if modules else ""
+            self.assigned[value] = Attribute(f"{path}.{name[5:]}".strip("."), now)
 
     def _aliases(self, frame: PythonFrame, text: str, now: int) -> None:
         """`x = f(x) + residual`: a name that no line with an op assigned is another name of that operand

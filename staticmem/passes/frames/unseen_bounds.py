@@ -11,7 +11,8 @@ that ran before it and by its place after that child. Calls of a module that is 
 same two children ran before them: `self.relu` is called in many lines.
 
 The weights of attention are the one value that functions return beside their result as a habit (`return out, weights`):
-the caller may hold them as well.
+the caller may hold them as well. So may it hold the parts of a `cat` that joins what is older than its call: they may
+be in a list that the caller passes (`self.layers(x, outputs)`).
 """
 
 from __future__ import annotations
@@ -19,37 +20,38 @@ from __future__ import annotations
 from collections.abc import Collection, Set
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref
-from staticmem.ops.registry import FREE_PRODUCTS, RING_ATTENTION
+from staticmem.ir.stacks import Stack, call_ends, common_depth, general_path, shared_frames
+from staticmem.ops.registry import FREE_PRODUCTS, JOINS, RING_ATTENTION
 from staticmem.passes.frames.attention_weights import CHANGES_WEIGHTS, SOFTMAX, attention_weights
-from staticmem.passes.frames.policy import Held, Stack, common_depth, general_path
-from staticmem.passes.frames.published_names import Decided, call_ends, shared_frames
+from staticmem.passes.frames.policy import Held
 from staticmem.passes.lost_gradients import is_published
 
 _TORCH = "torch.nn."
 _MASKS = frozenset(("aten::masked_fill", "aten::masked_fill_", "aten::where"))
 _ATTENTION = "aten::scaled_dot_product_attention"
 _MOST_OPS = 12  # between the scores of attention and its product with values
+_LEAST_IN_LIST = 3  # parts: what joins two is likelier to have them as arguments
 _CONTEXT = 2  # children before one that is in no list
 
 _Statement = tuple[object, ...]
 
 
-def longest_holds(graph: Graph, held: Held, decided: Decided | None) -> Held:
-    """`held` of the expected policy, with all that frames of unseen code may hold besides; `decided` is known."""
-    until = _Calls(graph, decided.values if decided is not None else frozenset()).holds()
+def longest_holds(graph: Graph, held: Held) -> Held:
+    """`held` of the expected policy, with all that frames of unseen code may hold besides."""
+    until = _Calls(graph).holds()
     frames = {name: depth for name, depth in held.frames.items() if name not in until}
     for name, index in held.until.items():
         until[name] = max(until.get(name, index), index)
     return Held(frames, until)
 
 
-def ends_of_names_in_loops(graph: Graph, decided: Set[tuple[str, int]]) -> dict[str, int]:
+def ends_of_names_in_loops(graph: Graph) -> dict[str, int]:
     """For every value of a frame of unseen code: until when a name may mean it that each turn of a loop assigns.
 
     A habit and no bound: a module of a list assigns its name a turn later, and the child before it tells a statement.
     The first turn of a loop comes after other children than the rest.
     """
-    code = _Calls(graph, decided, turns_in_lists=1, context=1)
+    code = _Calls(graph, turns_in_lists=1, context=1)
     ends = code.holds()
     ends.update((name, end) for name, end in code.assigned_again.items() if name not in graph.read_again)
     return ends
@@ -63,6 +65,7 @@ def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
     maker.update((name, op) for op in ops if len(op.outputs) > 1 for name in op.outputs)
     bases = ((target, target.split(".", 1)[0]) for target in {op.target for op in ops})
     passed_on = {target for target, base in bases if base in SOFTMAX or base in CHANGES_WEIGHTS}
+    in_lists = _parts_of_callers_lists(graph)
     again = graph.read_again & set(names)
     shared: dict[str, int] = {}  # by all readers of what is read more than once
     for op in ops if again else ():
@@ -84,7 +87,7 @@ def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
         else:
             reader = ops[last_read[name]].modules if name in last_read else modules
             level = (len(modules) if reader is modules else common_depth(modules, reader)) - 1
-        for frame in (level, level - 1) if op.target in passed_on else (level,):
+        for frame in (level, level - 1) if op.target in passed_on or name in in_lists else (level,):
             end = end_of.get((id(modules), frame))
             if end is None:
                 named = 0 <= frame < len(modules) and not modules[frame].cls.startswith(_TORCH)
@@ -108,15 +111,13 @@ class _Call:
 
 
 class _Calls:
-    def __init__(
-        self, graph: Graph, decided: Set[tuple[str, int]], *, turns_in_lists: int = 2, context: int = _CONTEXT
-    ) -> None:
-        self.graph, self.decided = graph, decided
+    def __init__(self, graph: Graph, *, turns_in_lists: int = 2, context: int = _CONTEXT) -> None:
+        self.graph = graph
         self.turns_in_lists = turns_in_lists  # after which a module of a list has its name assigned again
         self.context = context
         self.ends = call_ends(graph)
         self.shared = shared_frames(graph)
-        self.weights = attention_weights(graph)
+        self.passed_on = attention_weights(graph) | _parts_of_callers_lists(graph)
         self.chains = _chains(graph)
         self.calls: dict[Stack, _Call] = {}
         self.until: dict[str, int] = {}
@@ -129,7 +130,7 @@ class _Calls:
             statements = [self._statement(op, level) for level in range(len(op.modules))]
             for name in op.outputs:
                 level = self.shared.get(name, len(op.modules)) - 1
-                if name in self.weights and level > 0:
+                if name in self.passed_on and level > 0:
                     level -= 1
                 if level >= 0:
                     self._assign(name, op, level, statements[level], index)
@@ -156,7 +157,7 @@ class _Calls:
     def _assign(self, name: str, op: Op, level: int, statement: _Statement, index: int) -> None:
         frame = op.modules[level]
         stack = op.modules[: level + 1]
-        if frame.cls.startswith(_TORCH) or stack in self.chains or (name, level) in self.decided:
+        if frame.cls.startswith(_TORCH) or stack in self.chains:
             return
         received = index if len(op.modules) == level + 1 else self.ends[op.modules[: level + 2]]
         call = self.calls[stack]
@@ -189,6 +190,20 @@ def _chains(graph: Graph) -> set[Stack]:
                 others.add(stack[: level + 1])
     callers = {stack[:level] for stack in own for level in range(1, len(stack))}
     return callers - own - others
+
+
+def _parts_of_callers_lists(graph: Graph) -> Set[str]:
+    """What calls made that join it with something older: it may be in a list that their callers have."""
+    stack_of: dict[str, Stack] = {}
+    parts: set[str] = set()
+    for op in graph.ops:
+        names = op.refs() if op.base in JOINS else ()
+        if len(names) >= _LEAST_IN_LIST:
+            depths = {name: common_depth(stack_of.get(name, ()), op.modules) for name in names}
+            own = {name for name, depth in depths.items() if depth == len(op.modules)}
+            parts.update(own if len(own) < len(depths) else ())
+        stack_of.update(dict.fromkeys(op.outputs, op.modules))
+    return parts
 
 
 def keys_and_values(graph: Graph) -> Set[str]:

@@ -29,9 +29,9 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from staticmem.ir.graph import Frame, Graph, Op, SourceLine
+from staticmem.ir.stacks import Stack, common_depth
 from staticmem.passes.frames.line_texts import statements_of
-from staticmem.passes.frames.policy import Stack, common_depth
-from staticmem.passes.frames.source_lines import is_published, names_of_children
+from staticmem.passes.frames.source_lines import is_of_torch, names_of_children
 
 _TORCH = re.compile(r"[/\\]torch[/\\]")
 _METHOD = re.compile(r"\bself\.(\w+)\(")
@@ -93,7 +93,7 @@ def values_read_by_methods(graph: Graph) -> dict[str, int]:
         line = line_at(op, len(op.modules) - 1) if op.modules and len(op.stack) >= len(op.modules) else None
         if running != (op.modules, line):
             running, read = (op.modules, line), set()
-            hides = line is not None and not is_published(line)
+            hides = line is not None and not is_of_torch(line)
             hides = hides and any(method not in children for method in _METHOD.findall(line.text if line else ""))
         if line is None or not hides:
             continue
@@ -205,7 +205,7 @@ def line_calling_function(op: Op) -> int | None:
     of_torch = sum(_TORCH.search(line.file) is not None for line in op.stack)
     named += max(of_torch - sum(frame.cls.startswith("torch.nn.") for frame in op.modules), 0)
     number = len(op.modules) + named - 1
-    if number >= len(op.stack) - 1 or any(map(is_published, op.stack[number:])):
+    if number >= len(op.stack) - 1 or any(map(is_of_torch, op.stack[number:])):
         return None
     return number
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 
 from staticmem.ir.graph import Graph, Op
-from staticmem.passes.frames.policy import general_path
-from staticmem.passes.frames.source_lines import is_published
+from staticmem.ir.stacks import general_path
+from staticmem.passes.frames.source_lines import is_of_torch
 from staticmem.passes.frames.unseen_code import line_at
 
 _MOST_TURNS = 8  # that are compared: a turn may begin with the op that it has twice
@@ -41,8 +41,8 @@ def ends_of_turns(graph: Graph, frames: Mapping[str, int]) -> dict[str, int]:
 
 
 def _is_open(op: Op, level: int) -> bool:
-    """Whether the line of a module of an op is of code that nobody has compared."""
-    return len(op.stack) >= len(op.modules) > level and not is_published(line_at(op, level))
+    """Whether the line of a module of an op is of no layer of PyTorch."""
+    return len(op.stack) >= len(op.modules) > level and not is_of_torch(line_at(op, level))
 
 
 def _key(op: Op) -> Hashable:

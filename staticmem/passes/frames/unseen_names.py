@@ -16,7 +16,8 @@ is a habit, and each habit here follows from what assigns the name again:
   What is read after its turn is in a list, which lives on, and so are the parts of a `cat`.
 - What a line pops off a list has no name.
 
-Only frames of code that nobody has compared are judged so: what layers of PyTorch and published classes name is known.
+Frames of PyTorch's layers are known, and those of published classes are not judged so: the policy alone was compared
+with them (`lost_gradients.LIBRARIES`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from staticmem.ir.graph import Graph, Op, Ref
+from staticmem.ir.stacks import Stack, call_ends, shared_frames
 from staticmem.ops import kinds_of
 from staticmem.ops.registry import JOINS
-from staticmem.passes.frames.policy import Held, Stack
-from staticmem.passes.frames.published_names import LIBRARIES, Decided, call_ends, shared_frames
+from staticmem.passes.frames.policy import Held
 from staticmem.passes.frames.unseen_bounds import ends_of_names_in_loops
+from staticmem.passes.lost_gradients import LIBRARIES
 
 _KNOWN = ("torch.nn.", *LIBRARIES)
 _STEPS = frozenset(("aten::add", "aten::sub", "aten::mul", "aten::div"))  # `x = x + f(x)`
@@ -36,16 +38,14 @@ _ACTIVATIONS = frozenset(f"aten::{name}" for name in ("relu", "tanh", "sigmoid")
 _PADS = frozenset(("aten::pad", "aten::constant_pad_nd"))
 
 
-def with_likely_names(graph: Graph, held: Held, decided: Decided | None, *, traced: bool = False) -> Held:
+def with_likely_names(graph: Graph, held: Held, *, traced: bool = False) -> Held:
     """`held` of the expected policy, with the values that hidden functions are likely to have named, and without what a
-    loop has assigned again (of `traced` graphs `unseen_loops` tells that). `decided`: by published names.
-    """
-    settled = decided.values if decided is not None else frozenset()
+    loop has assigned again (of `traced` graphs `unseen_loops` tells that)."""
     names = _Names(graph)
-    turns = ends_of_names_in_loops(graph, settled)
+    turns = ends_of_names_in_loops(graph)
     frames, until = dict(held.frames), dict(held.until)
     for name, end in names.ends().items():
-        if (name, names.shared[name] - 1) not in settled and name not in frames:
+        if name not in frames:
             likely = min(end, turns.get(name, end))
             until[name] = max(until.get(name, likely), likely)
     joined = {name for op in graph.ops if op.base in JOINS for name in op.refs()}  # parts of a list, which lives on

@@ -8,7 +8,8 @@ import pytest
 from small_graphs import Builder
 
 from staticmem.ir.graph import Frame, Graph, Ref
-from staticmem.passes.frames.policy import POLICIES, common_depth, held_by_policy
+from staticmem.ir.stacks import common_depth
+from staticmem.passes.frames.policy import POLICIES, held_by_policy
 from staticmem.passes.frames.releases import releases_of
 
 X = Ref("x")

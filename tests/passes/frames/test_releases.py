@@ -9,9 +9,7 @@ from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref, SourceLine
 from staticmem.passes.frames.policy import Held
-from staticmem.passes.frames.published_names import Table
 from staticmem.passes.frames.releases import held_values
-from staticmem.passes.frames.source_lines import held_by_lines
 from staticmem.passes.frames.unseen_code import has_unseen_code, values_in_methods
 
 CHILD = SourceLine("/env/torch/nn/modules/linear.py", 10, "forward", "return F.linear(input, self.weight, self.bias)")
@@ -76,8 +74,8 @@ def test_a_loop_of_a_hidden_method_assigns_its_names_again(training: bool) -> No
     assert held.until["state1"] == 6
 
 
-def test_published_loops_are_as_they_were_compared() -> None:
-    held = held_values(turns("/env/lib/python3.12/site-packages/timm/net.py"))
+def test_loops_of_pytorch_are_as_they_were_compared() -> None:
+    held = held_values(turns("/env/lib/python3.12/site-packages/torch/nn/net.py"))
     assert held.frames == {"state0": 0, "state1": 0, "state2": 0}
 
 
@@ -97,24 +95,3 @@ def test_modules_without_source_are_hidden() -> None:
 def test_without_traces_everything_is_hidden() -> None:
     builder = Builder(x=(4, 8))
     assert has_unseen_code(builder.graph(builder.call("relu.default", Ref("x"))))
-
-
-def test_names_of_published_classes_tell_of_functions_that_traces_leave_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table({"Net": {"a": "kept'", "b": "y'", "c": ""}})
-    monkeypatch.setattr("staticmem.passes.frames.published_names.table_of", lambda graph: table)
-    graph = network(*["x = self.features(x)"] * 3)
-    assert held_values(graph).until == {"v0": 2, "v1": 2, "v2": 2}
-    assert held_values(graph, "last-use") == held_values(graph, "most") == held_values(graph)
-
-
-def test_what_modules_keep_in_evaluation_mode_is_kept_although_traces_are_of_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """LeViT computes its attention biases anew in training, and keeps them afterwards."""
-    table = Table({"Net": {"a": "", "b": "", "c": ""}}, {}, {"Net": {"a": ["self.cache[]"]}})
-    monkeypatch.setattr("staticmem.passes.frames.published_names.table_of", lambda graph: table)
-    graph = network("x = self.a(x)", "x = self.b(x)", "x = self.c(x)")
-    traced = held_by_lines(graph)
-    assert traced["v0"] == 1
-    assert held_values(graph).until == {**traced, "v0": 2}
-    assert held_values(graph, training=True).until == traced

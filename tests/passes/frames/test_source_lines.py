@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import staticmem  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
-from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
+from staticmem.ir import dtypes  # noqa: E402
+from staticmem.ir.graph import Graph, Parameter, Ref, SourceLine, Value  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
 from staticmem.passes.frames.releases import kept_by_modules  # noqa: E402
 from staticmem.passes.frames.source_lines import held_by_lines  # noqa: E402
@@ -140,12 +142,12 @@ def test_a_line_with_several_statements_leaves_open_what_names_hold(tmp_path: Pa
 # -- by hand -------------------------------------------------------------------------------------------------------
 
 
-def written(*lines: tuple[str, int]) -> Graph:
+def written(*lines: tuple[str, int], file: str = "m.py") -> Graph:
     """A chain of ops in one function, one after another: (source line, line number)."""
     b = Builder(x=(4,)).within()
     value = Ref("x")
     for text, number in lines:
-        b.stack = (SourceLine("m.py", number, "forward", text),)
+        b.stack = (SourceLine(file, number, "forward", text),)
         value = b.call("sin", value)
     return b.graph(value)
 
@@ -194,6 +196,17 @@ def test_what_modules_keep(lines: list[tuple[str, int]], kept: dict[str, tuple[s
     graph = written(*lines)
     assert {name: (one.path, one.after) for name, one in kept_by_modules(graph).items()} == kept
     assert kept_by_modules(graph, "last-use") == {}
+
+
+@pytest.mark.parametrize(("sizes", "kept"), [((4, 4), {}), ((1, 4), {"v0": "x"})])
+def test_a_tensor_that_takes_the_place_of_a_buffer_is_kept_where_it_is_larger(
+    sizes: tuple[int, ...], kept: dict[str, str]
+) -> None:
+    """Lines of libraries say so as any other does."""
+    graph = written(("self.x = f(x)", 1), ("x = f(x)", 2), ("return f(x)", 3), file="/lib/timm/models/m.py")
+    buffer = Parameter(Value("b_x", dtypes.float32, sizes), "x")
+    graph = replace(graph, buffers=(buffer,), values={"v0": Value("v0", dtypes.float32, (4, 4))})
+    assert {name: one.path for name, one in kept_by_modules(graph).items()} == kept
 
 
 def test_a_pair_that_a_function_returns_ends_with_the_weights_of_attention() -> None:

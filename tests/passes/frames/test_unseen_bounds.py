@@ -9,7 +9,7 @@ from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref
 from staticmem.passes.frames.policy import Held
-from staticmem.passes.frames.unseen_bounds import keys_and_values, longest_holds
+from staticmem.passes.frames.unseen_bounds import ends_of_frames, keys_and_values, longest_holds
 
 X = Ref("x")
 NET = ":user.Net"
@@ -25,13 +25,26 @@ def chain(*calls: Sequence[str]) -> Graph:
 
 
 def until(graph: Graph) -> dict[str, int]:
-    return dict(longest_holds(graph, Held(), None).until)
+    return dict(longest_holds(graph, Held()).until)
 
 
 def test_a_frame_may_hold_all_its_values_until_it_returns() -> None:
     graph = chain((NET, "c:torch.nn.Conv", "p"), (NET, "q"), (NET, "d:torch.nn.Conv", "r"), ("s",))
     held = until(graph)
     assert held["p"] == held["q"] == 2
+
+
+def test_the_parts_of_a_join_may_be_in_a_list_of_the_caller() -> None:
+    """`self.layers(x, outputs)`, which joins `outputs`: they live as long as what the caller calls it with."""
+    b = Builder(x=(4, 4))
+    first = b.within(NET).call("relu", X, name="first")
+    parts = [first]
+    for number in range(2):
+        parts.append(b.within(NET, "layers:user.Layers").call("relu", parts[-1], name=f"part{number}"))
+    joined = b.call("cat", tuple(parts), name="joined")
+    graph = b.graph(b.within(NET).call("sin", joined, name="end"))
+    assert until(graph)["part0"] == until(graph)["part1"] == 4
+    assert ends_of_frames(graph, ["part0"]) == {"part0": 4}
 
 
 def test_modules_of_torch_and_sequentials_hold_nothing_of_their_own() -> None:

@@ -152,7 +152,7 @@ def test_what_a_line_pops_off_a_list_has_no_name() -> None:
     graph = unet("add.Tensor")
     lines = (SourceLine("m.py", 3, "forward", "x = up(x); x = x + skips.pop()"),)
     popped = replace(graph, ops=tuple(replace(op, stack=lines) for op in graph.ops))
-    assert "s" not in with_likely_names(popped, Held(), None).until
+    assert "s" not in with_likely_names(popped, Held()).until
 
 
 def test_the_first_turn_of_a_loop_comes_after_other_children() -> None:
@@ -201,7 +201,7 @@ def test_what_is_read_after_its_turn_is_in_a_list() -> None:
         x = b.within(NET).call("add.Tensor", x, skips[1 - turn], name=f"sum{turn}")
         x = in_child(b, f"ups.{turn}", x, name=f"up{turn}")
     graph = b.graph(in_child(b, "head", x, name="out"))
-    held = with_likely_names(graph, Held(), None)
+    held = with_likely_names(graph, Held())
     assert held.until["down0"] == held.until["down1"] == index(graph, "out")
 
 
@@ -211,4 +211,4 @@ def test_detached_views_of_what_comes_later_lead_nowhere() -> None:
     later = b.within(NET).call("detach", Ref("again"), name="later")
     again = b.call("detach", later, name="again")
     graph = b.graph(b.call("add.Tensor", X, again, name="out"))
-    with_likely_names(graph, Held({}, {}), None)
+    with_likely_names(graph, Held({}, {}))

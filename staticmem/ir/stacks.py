@@ -1,0 +1,51 @@
+"""Module calls around ops: where stacks of frames part, when calls end, and which frames a value's readers share."""
+
+from __future__ import annotations
+
+from staticmem.ir.graph import Frame, Graph
+
+Stack = tuple[Frame, ...]
+
+
+def general_path(path: str) -> str:
+    """The path of a module with `*` for numbers of lists: modules of one list have the same."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def common_depth(a: Stack, b: Stack) -> int:
+    """How many frames two module stacks share."""
+    if a is b:
+        return len(a)
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x is not y and (x.path != y.path or x != y):  # most that differ have other paths
+            break
+        n += 1
+    return n
+
+
+def shared_frames(graph: Graph) -> dict[str, int]:
+    """How many frames a value's maker shares with all of its readers."""
+    stack_of: dict[str, Stack] = {}
+    shared: dict[str, int] = {}
+    for op in graph.ops:
+        for name in op.refs():
+            if name in stack_of:
+                depth = common_depth(stack_of[name], op.modules)
+                shared[name] = min(shared.get(name, depth), depth)
+        stack_of.update(dict.fromkeys(op.outputs, op.modules))
+    return {**shared, **{name: 1 for name in graph.outputs if name in stack_of}}
+
+
+def call_ends(graph: Graph) -> dict[Stack, int]:
+    """The last op of every module call."""
+    ends: dict[Stack, int] = {}
+    for index, op in enumerate(graph.ops):
+        following = graph.ops[index + 1].modules if index + 1 < len(graph.ops) else ()
+        if following is not op.modules:
+            for level in range(len(op.modules)):
+                ends[op.modules[: level + 1]] = index
+    return ends
+
+
+__all__ = ["Stack", "call_ends", "common_depth", "general_path", "shared_frames"]
