@@ -40,7 +40,6 @@ class Fusion:
         self.group: list[SNode] = list(self.nodes)
         self.across = [0] * (len(schedule.nodes) + 1)
         self.keys: dict[int, tuple[object, int] | None] = {}
-        self.sizes: dict[tuple[int, Access], int] = {}
 
     def run(self) -> list[SNode]:
         nodes = self.nodes
@@ -132,7 +131,7 @@ class Fusion:
         for number in {*few.reads, *few.writes}:
             if number in many.reads or number in many.writes:
                 common = touched(few, number) & touched(many, number)
-                total += sum(self.bytes_of(number, access) for access in common)
+                total += sum(self.schedule.bytes_of(number, access) for access in common)
         return total
 
     def aligned(self, one: SNode, other: SNode, shared: int, reorder: bool) -> tuple[SNode, SNode, int]:
@@ -145,7 +144,7 @@ class Fusion:
             turned = self.inverted(one, other)
             if turned is not None:
                 number, reads = next(iter(turned.reads.items()))
-                return one, turned, self.bytes_of(number, next(iter(reads)))
+                return one, turned, self.schedule.bytes_of(number, next(iter(reads)))
         return one, other, shared
 
     def inverted(self, one: SNode, other: SNode) -> SNode | None:
@@ -190,7 +189,7 @@ class Fusion:
             return None
         _, _, number, mine, theirs = best
         if len(mine[1]) != len(theirs[1]):
-            return (one, other, self.bytes_of(number, mine)) if merged(mine) == merged(theirs) else None
+            return (one, other, self.schedule.bytes_of(number, mine)) if merged(mine) == merged(theirs) else None
         if not one.reduction:
             moved = reordered(one, mine, theirs)
             return None if moved is None else (moved, other, self.shared(moved, other))
@@ -198,20 +197,6 @@ class Fusion:
             moved = reordered(other, theirs, mine)
             return None if moved is None else (one, moved, self.shared(one, moved))
         return None
-
-    def bytes_of(self, number: int, access: Access) -> int:
-        """`get_dep_size_hint`: elements that the loops reach."""
-        key = (number, access)
-        nbytes = self.sizes.get(key)
-        if nbytes is None:
-            buffer = self.schedule.buffers[number]
-            if not isinstance(access[0], tuple):
-                count = numel(buffer.shape)
-            else:
-                strides, sizes = access[0], access[1]
-                count = numel([size for stride, size in zip(strides, sizes, strict=True) if stride])
-            nbytes = self.sizes[key] = count * buffer.dtype.itemsize
-        return nbytes
 
     def raises_peak(self, one: SNode, other: SNode, shared: int) -> bool:
         """`can_fusion_increase_peak_memory`: both would free a buffer that the other could take. `shared`: bytes at the

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Collection, Sequence
 
 from staticmem.compiler.inductor.buffers import Buffer
-from staticmem.compiler.inductor.schedule import Schedule, SNode
+from staticmem.compiler.inductor.schedule import STAR, Schedule, SNode
 from staticmem.eager.strides import numel
 
 
@@ -51,9 +51,9 @@ class Sizes:
             reads.setdefault(real[number], {}).update(reads.get(number, {}))
             order.setdefault(real[number], {}).update(order.get(number, {}))
         self.inputs = {number for number in freeable if number in reads}
-        for number in self.inputs:
-            buffer = schedule.buffers[number]
-            self.free[number] = numel(buffer.shape) * buffer.dtype.itemsize
+        for number in self.inputs:  # `get_freeable_input_buf`: what the last access reaches
+            accesses = self.nodes[list(reads[number])[-1]].reads.get(number, (STAR,))
+            self.free[number] = schedule.bytes_of(number, list(accesses)[-1])
         self.readers = {number: list(reads.get(number, ())) for number in (*writer, *self.inputs)}
         count = len(self.nodes)
         after: list[dict[int, None]] = [{} for _ in range(count)]

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from staticmem.compiler.inductor import expressions, layout
-from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read
+from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation
 from staticmem.compiler.inductor.indexing import without_added_ones
 from staticmem.compiler.inductor.lowering import Lowering
 from staticmem.eager.strides import Shape, numel
 
 # an access: strides over the loops, their sizes and an offset; where the index is not linear "indirect", views, the
-# order of the loops, their sizes, hints at strides; or another token
+# order of the loops, their sizes, hints at strides, which loops are in it (None: values pick); or another token
 Access = tuple[Any, ...]
 STAR: Access = ("whole",)  # StarDep: all of it
+PICKED = ("pick", "gather", "window")  # steps of views whose index does not follow from the loops alone
 
 
 class SNode:
@@ -90,6 +91,7 @@ class Schedule:
         self.donated = {buffer.number: buffer for buffer in donated}
         self.buffers = {buffer.number: buffer for buffer in low.buffers}
         self.buffers.update({buffer.number: buffer for buffer in low.inputs})
+        self.sizes: dict[tuple[int, Access], int] = {}
         self.real: dict[int, int] = {}
         self.returned: set[int] = set()
         for value in low.outputs:
@@ -211,6 +213,21 @@ class Schedule:
             for buffer in node.outputs:
                 needs_of[buffer.number] = needs | node.own
 
+    def bytes_of(self, number: int, access: Access) -> int:
+        """`get_dep_size_hint`: elements that the loops of an access reach, those that are the same counted again."""
+        key = (number, access)
+        nbytes = self.sizes.get(key)
+        if nbytes is None:
+            buffer = self.buffers[number]
+            sizes, used = buffer.shape, (True,) * len(buffer.shape)
+            if isinstance(access[0], tuple):
+                sizes, used = access[1], access[0]
+            elif access[0] == "indirect" and None not in access[5]:
+                sizes, used = access[3], access[5]
+            count = numel([size for size, moves in zip(sizes, used, strict=True) if moves])
+            nbytes = self.sizes[key] = count * buffer.dtype.itemsize
+        return nbytes
+
     def readers(self, number: int) -> Iterator[User]:
         return iter(self.users.get(number, {}).values())
 
@@ -235,19 +252,19 @@ def accesses(node: SNode) -> None:
     outer = [dim for dim in range(len(loops.loops)) if dim not in loops.inner]
     node.group = (numel([loops.loops[dim] for dim in outer]), numel([loops.loops[dim] for dim in loops.inner]))
     written = out.place()
-    rows: list[tuple[Read, tuple[tuple[int, ...], int] | None]] = [(read, read.strides()) for read in loops.reads]
     order = loop_order(loops, outer, written[0] if loops.linear else None, [r.hints() for r in loops.reads])
     sizes = tuple(loops.loops[dim] for dim in order)
     node.ranges = (sizes,)
-    for read, placed in rows:
+    for read in loops.reads:
+        placed, hints = read.strides(), tuple([read.hints()[dim] for dim in order])
         expression = expressions.index_of(read.buffer.shape, read.buffer.place(), read.views, order)
         access: Access
         if expression is not None:
-            access = _over_loops(expression, sizes, tuple([read.hints()[dim] for dim in order]))
+            access = _over_loops(expression, sizes, hints)
         elif placed is None:
-            hints = read.hints()
-            index = without_added_ones(read.buffer.shape, read.views, order)
-            access = ("indirect", *index, sizes, tuple([hints[dim] for dim in order]))
+            picked = any(step[0] in PICKED for step in read.views)
+            used = tuple([None if picked else read.dependence()[dim] for dim in order])
+            access = ("indirect", *without_added_ones(read.buffer.shape, read.views, order), sizes, hints, used)
         else:
             access = linear(tuple(placed[0][dim] for dim in order), sizes, placed[1])
         node.reads.setdefault(read.buffer.number, {})[access] = None
@@ -265,7 +282,8 @@ def _over_loops(expression: expressions.Expression, sizes: Shape, hints: tuple[i
     """The access that an index expression is: strides where nothing is divided."""
     terms, offset = expression
     if any(atom[0] != "loop" for atom, _ in terms):
-        return ("indirect", expression, tuple(range(len(sizes))), sizes, hints)
+        numbers, used = tuple(range(len(sizes))), expressions.loops_of(expression)
+        return ("indirect", expression, numbers, sizes, hints, tuple([number in used for number in numbers]))
     strides = [0] * len(sizes)
     for (_, number), stride in terms:
         strides[number] = stride

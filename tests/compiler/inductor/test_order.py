@@ -7,7 +7,12 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from staticmem.compiler.graphs import NodeGraph
+from staticmem.compiler.inductor import schedule_of
 from staticmem.compiler.inductor.order import Sizes, breadth_first, depth_first, least_peak_first
+from staticmem.eager.strides import form_of
+from staticmem.ir import dtypes
+from staticmem.tracing.nodes import PLACEHOLDER, Node
 
 
 class Graph:
@@ -105,3 +110,15 @@ def test_breadth_first_takes_what_waited_longest() -> None:
     graph.before = [[], [], [0], [1], [2]]
     graph.after = [[2], [3], [4], [], []]
     assert breadth_first(graph) == [0, 1, 2, 3, 4]
+
+
+def test_a_saved_tensor_counts_as_often_as_its_last_reader_reads_it() -> None:
+    """`get_freeable_input_buf`: the elements that the loops of the last access reach, not those that there are."""
+    rows = Node(PLACEHOLDER, (), form_of((8, 1), (1, 1), dtypes.float32), name="rows")
+    wide = Node("aten::expand", (rows, (8, 64)), form_of((8, 64), (1, 0), dtypes.float32))
+    flat = Node("aten::view", (wide, (512,)), form_of((512,), (1,), dtypes.float32))
+    grad = Node(PLACEHOLDER, (), form_of((512,), (1,), dtypes.float32), name="grad")
+    product = Node("aten::mul.Tensor", (grad, flat), form_of((512,), (1,), dtypes.float32))
+    schedule = schedule_of(NodeGraph((rows, grad, wide, flat, product), (product,)), inference=False, backward=True)
+    number = schedule.low.inputs[0].number
+    assert Sizes(schedule, schedule.nodes, {number}).free[number] == 512 * 4
