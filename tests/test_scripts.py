@@ -56,7 +56,7 @@ def test_every_module_of_the_core_has_tests_that_mutants_finds(monkeypatch: pyte
     modules = mutants.modules_of(mutants.CORE)
     assert [module for module in modules if not mutants.tests_of(module)] == []
     assert mutants.tests_of("allocators/peaks.py")[0] == "tests/allocators/test_peaks.py"
-    assert mutants.tests_of("allocators/onnxruntime/plan.py")[0] == "tests/allocators/test_onnxruntime_plan.py"
+    assert mutants.tests_of("ort/memory/plan.py")[0] == "tests/ort/test_memory_plan.py"
 
 
 def test_sources_of_fuzz_targets_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -422,7 +422,7 @@ TARGETS: dict[str, Target] = {
     "pt2-zip": Target("pt2", "bytes", lambda: [archive(member(files("seed.pt2")()[0]))], analyse, _PT2),
     "onnx": Target("onnx", "proto", small_graphs, analyse, ("frontends/onnx/",)),
     "onnx-wire": Target("onnx", "bytes", lambda: [uncommon(), external()], analyse, ("frontends/onnx/",)),
-    "session": Target("onnx", "proto", small_graphs, session, ("allocators/onnxruntime/", "studies/session")),
+    "session": Target("onnx", "proto", small_graphs, session, ("ort/",)),
     "snapshot": Target("pickle", "pickle", snapshots, snapshot, ("validate/plain_pickle", "validate/snapshots")),
     "config": Target("yaml", "yaml", configs, config, _CONFIG),
     "toml": Target("toml", "bytes", tables, config, _CONFIG),

@@ -50,8 +50,8 @@ def tests_of(module: str) -> list[str]:
     """What pytest is given for a module: tests that mirror it, those of its folder, and those that look from elsewhere.
 
     `tests/` mirrors the package: `allocators/peaks.py` has `tests/allocators/test_peaks*.py`; what lies deeper may also
-    have its folders' names in the file's, as `allocators/onnxruntime/plan.py` has
-    `tests/allocators/test_onnxruntime_plan.py`.
+    have its folders' names in the file's, as `ort/memory/plan.py` has
+    `tests/ort/test_memory_plan.py`.
     """
     path = Path(module)
     own: list[Path] = []

@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from staticmem.errors import StaticmemError  # noqa: E402
+from staticmem.ort.options import SessionOptions  # noqa: E402 - from this checkout
+from staticmem.ort.validation.validation import installed, validate_session  # noqa: E402
 from staticmem.scenario.request import Request  # noqa: E402
-from staticmem.scenario.session import SessionOptions  # noqa: E402 - from this checkout
 from staticmem.validate import calibrate, summary  # noqa: E402
-from staticmem.validate.onnxruntime.validation import installed, validate_session  # noqa: E402
 from staticmem.validate.pytorch.validation import validate_torch  # noqa: E402
 from staticmem.validate.records import Record  # noqa: E402
 

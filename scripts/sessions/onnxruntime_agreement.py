@@ -18,9 +18,9 @@ from typing import Any
 
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
+from staticmem.ort.options import SessionOptions
+from staticmem.ort.validation.validation import validate_session
 from staticmem.scenario.request import Request
-from staticmem.scenario.session import SessionOptions
-from staticmem.validate.onnxruntime.validation import validate_session
 
 MODES = ((True, True), (False, True), (True, False), (False, False))  # pattern, reuse
 LEVELS = ("disable", "basic", "all")

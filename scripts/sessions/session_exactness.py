@@ -24,11 +24,11 @@ from session_nets import make
 
 from staticmem.errors import StaticmemError
 from staticmem.files import temporary_folder
-from staticmem.scenario.session import SessionOptions
-from staticmem.studies.session import open_session, predicted
-from staticmem.validate.onnxruntime import reconcile
-from staticmem.validate.onnxruntime.model import plan_inputs, prepare
-from staticmem.validate.onnxruntime.validation import measure, this_processor
+from staticmem.ort.options import SessionOptions
+from staticmem.ort.study import open_session, predicted
+from staticmem.ort.validation import reconcile
+from staticmem.ort.validation.model import plan_inputs, prepare
+from staticmem.ort.validation.validation import measure, this_processor
 
 LEVELS = ("disable", "basic", "extended", "all")
 

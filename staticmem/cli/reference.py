@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from staticmem.cli.session import OPTIMIZED
 from staticmem.config import fields
+from staticmem.ort.options import SESSION_OPTIONS
 from staticmem.scenario.options import DEVICE, LEVERS, SESSION, SIZES, STEP, Option
 from staticmem.scenario.request import OPTIONS
-from staticmem.scenario.session import SESSION_OPTIONS
 
 BAR = "\\|"  # a bar in a cell of a table
 MARKED = re.compile(r"(<!-- options: (?P<name>[^>]*) -->\n)(?:(?!<!--).*\n)*(<!-- end of options -->)")

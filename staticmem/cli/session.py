@@ -9,12 +9,12 @@ from staticmem.cli import settings
 from staticmem.cli.flags import add_options
 from staticmem.cli.output import emit, say, warn
 from staticmem.errors import UsageError
+from staticmem.ort.options import SESSION_OPTIONS, SessionOptions
 from staticmem.report.formats import Formats
 from staticmem.scenario.options import SESSION, Option
 from staticmem.scenario.request import OPTIONS
-from staticmem.scenario.session import SESSION_OPTIONS, SessionOptions
 
-FORMATS = Formats("session")
+FORMATS = Formats("session", module="staticmem.ort.formats")
 OPTIMIZED = Option(
     "optimized_model", None, "the graph that the runtime executes, as it saved it (optimized_model_filepath)",
     SESSION, "text", "FILE", flag="--optimized-model",
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace, name: str) -> int:
     unused = sorted(name for name in (config.options if config is not None else ()) if not OPTIONS[name].session)
     if unused:
         say(f"Not used of the config, as a session does not train: {', '.join(unused)}")
-    from staticmem.studies.session import MAX_THREADS, session_report  # late: errors of flags need no engine
+    from staticmem.ort.study import MAX_THREADS, session_report  # late: errors of flags need no engine
 
     request = settings.request(args, top=args.top)
     options = session_options(args, intra_op_num_threads=MAX_THREADS)

@@ -81,7 +81,7 @@ def _torch_record(path: str, args: argparse.Namespace) -> Record:
 
 
 def _session_record(path: str, args: argparse.Namespace) -> Record:
-    from staticmem.validate.onnxruntime.validation import validate_session
+    from staticmem.ort.validation.validation import validate_session
 
     session.refuse_training(settings.given(args))
     request = settings.request(args)

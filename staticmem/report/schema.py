@@ -17,19 +17,19 @@ from typing import Any
 DRAFT = "http://json-schema.org/draft-07/schema#"
 # kind: module and class of the result, and the name of its title there
 RESULTS = {
-    "report": ("model", "Report", "SCHEMA"),
-    "sweep": ("sweep", "Sweep", "SCHEMA"),
-    "levers": ("sweep", "Levers", "LEVERS_SCHEMA"),
-    "sizing": ("sizing", "Sizing", "SCHEMA"),
-    "fit": ("fit", "Fit", "SCHEMA"),
-    "session": ("session", "SessionReport", "SCHEMA"),
+    "report": ("report.model", "Report", "SCHEMA"),
+    "sweep": ("report.sweep", "Sweep", "SCHEMA"),
+    "levers": ("report.sweep", "Levers", "LEVERS_SCHEMA"),
+    "sizing": ("report.sizing", "Sizing", "SCHEMA"),
+    "fit": ("report.fit", "Fit", "SCHEMA"),
+    "session": ("ort.report", "SessionReport", "SCHEMA"),
 }
 
 
 def schema(kind: str = "report") -> dict[str, Any]:
     """The schema of a kind of result as plain data. Unknown fields are allowed: within major 1, fields are added."""
     module, cls, title = RESULTS[kind]
-    values = import_module(f"staticmem.report.{module}")
+    values = import_module(f"staticmem.{module}")
     return schema_of(getattr(values, cls), getattr(values, title))
 
 

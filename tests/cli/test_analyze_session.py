@@ -15,10 +15,10 @@ from onnxruntime_graphs import GRAPHS
 
 from staticmem.cli.main import main
 from staticmem.devices import gpus, profile
-from staticmem.report.session import CPU_CATEGORIES, CUDA_CATEGORIES
-from staticmem.scenario.session import SessionOptions
+from staticmem.ort.options import SessionOptions
+from staticmem.ort.report import CPU_CATEGORIES, CUDA_CATEGORIES
+from staticmem.ort.study import session_report
 from staticmem.studies import Request
-from staticmem.studies.session import session_report
 
 ROOT = files.ROOT
 RESNET = str(ROOT / "models" / "resnet18.onnx")

@@ -285,10 +285,10 @@ def test_scans_in_scans_make_no_more_nodes_than_one(tmp_path: Path, monkeypatch:
 def test_a_session_runs_no_more_bodies_than_its_limit(
     make: Callable[[Path, int, int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from staticmem.allocators.onnxruntime import replay, sizes
+    from staticmem.ort import study as session
+    from staticmem.ort.memory import replay, sizes
+    from staticmem.ort.options import SessionOptions
     from staticmem.scenario.request import Request
-    from staticmem.scenario.session import SessionOptions
-    from staticmem.studies import session
 
     started = 0
     run = replay._Frame.run
