@@ -20,6 +20,7 @@ from staticmem.devices.reductions import Multiprocessors, reduction_buffer
 from staticmem.eager.strides import Form
 from staticmem.eager.trace import Convolution, Copies, Indices, Reduction, Trace
 from staticmem.ir.record import record
+from staticmem.ops.linear import CUBLAS
 from staticmem.ops.registry import KernelCall, WorkspaceRule, workspace_of
 from staticmem.units import NOTHING, Band, exactly
 from staticmem.version import torch_release
@@ -131,7 +132,7 @@ class KernelWorkspaces:
         self.trace, self.setup, self.bound = trace, setup or Setup(), bound
         names = trace.kernels.names
         rules = {name: workspace_of(name) for name in set(names)}
-        listed = {name for name, rule in rules.items() if rule is not None or name in _GEMMS}
+        listed = {name for name, rule in rules.items() if rule is not None or name in CUBLAS}
         self._rules = {kernel: rules[name] for kernel, name in enumerate(names) if name in listed}
         self._takers = sorted({*self._rules, *trace.reads})
         self._results: dict[int, list[int]] = {kernel: [] for kernel in self._takers}  # places of its buffers
@@ -261,7 +262,3 @@ class KernelWorkspaces:
         sizes = reduction_buffer(*read, self.setup.multiprocessors, itemsize)
         names = ("partial sums", "semaphores")
         return [Need(exactly(n), held=True, what=what) for n, what in zip(sizes, names, strict=True) if n]
-
-
-# Matrix products: those that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp). `addmm` with a bias calls cublasLt.
-_GEMMS = frozenset(f"aten.{name}.default" for name in "mm addmm bmm baddbmm mv addmv _trilinear".split())

@@ -21,14 +21,12 @@ from staticmem.ops.pointwise import Unary, clone_for_backward, define_unary, gra
 from staticmem.ops.registry import rule
 from staticmem.ops.views import reshape
 
-TABLE = (
+# those that torch.nn.functional and a class of torch.nn run in place where they are asked to
+_BY_ARGUMENT = (
     Unary("relu", "ReluBackward0", "result", ("threshold_backward.default",), saved_first=True),
     Unary("relu6", "HardtanhBackward0", "self", ("hardtanh_backward.default",), saved_first=True),
     Unary("hardtanh", "HardtanhBackward0", "self", ("hardtanh_backward.default",), saved_first=True),
-    Unary("sigmoid", "SigmoidBackward0", "result", ("sigmoid_backward.default",), also="special_expit"),
-    Unary("tanh", "TanhBackward0", "result", ("tanh_backward.default",)),
     Unary("silu", "SiluBackward0", "self", ("silu_backward.default",)),
-    Unary("gelu", "GeluBackward0", "self", ("gelu_backward.default",)),
     Unary("mish", "MishBackward0", "self", ("mish_backward.default",)),
     Unary("hardswish", "HardswishBackward0", "self", ("hardswish_backward.default",), saved_first=True),
     Unary("hardsigmoid", "HardsigmoidBackward0", "self", ("hardsigmoid_backward.default",), saved_first=True),
@@ -36,15 +34,23 @@ TABLE = (
     Unary("elu", "EluBackward0", "self", ("elu_backward.default",), "", "result", saved_first=True),
     Unary("selu", "EluBackward0", "self", ("elu_backward.default",), "", "result", saved_first=True),
     Unary("celu", "EluBackward0", "self", ("elu_backward.default",), "", "result", saved_first=True),
+    Unary("threshold", "ThresholdBackward0", "self", ("threshold_backward.default",), saved_first=True),
+)
+_OTHERS = (
+    Unary("sigmoid", "SigmoidBackward0", "result", ("sigmoid_backward.default",), also="special_expit"),
+    Unary("tanh", "TanhBackward0", "result", ("tanh_backward.default",)),
+    Unary("gelu", "GeluBackward0", "self", ("gelu_backward.default",)),
     Unary("softplus", "SoftplusBackward0", "self", ("softplus_backward.default",), "float32",
           in_place=False, saved_first=True),
     Unary("softshrink", "SoftshrinkBackward0", "self", ("softshrink_backward.default",), in_place=False),
     Unary("hardshrink", "HardshrinkBackward0", "self", ("hardshrink_backward.default",), in_place=False),
-    Unary("threshold", "ThresholdBackward0", "self", ("threshold_backward.default",), saved_first=True),
     Unary("log_sigmoid", "LogSigmoidBackward0", "self", ("log_sigmoid_backward.default",), in_place=False),
 )  # fmt: skip
-for _row in TABLE:
+for _row in _BY_ARGUMENT:
+    define_unary(_row, ("activation",))
+for _row in _OTHERS:
     define_unary(_row)
+TABLE = _BY_ARGUMENT + _OTHERS
 MISH = "Softplus, Tanh, Mul"  # `Op.source` of what may be `mish`, or the product that the code has written
 SWISH = "Sigmoid, Mul"  # `Op.source` of what may be `silu`, or a product with `sigmoid` that the code has written
 # ATen names, in either form, of ops whose in-place form saves its result where the other one saves its operand

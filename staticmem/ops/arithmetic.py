@@ -32,7 +32,7 @@ from staticmem.ops.pointwise import (
 from staticmem.ops.registry import rule
 
 
-@rule("add", kinds=("arithmetic",))
+@rule("add", kinds=("arithmetic", "commutative"))
 def add(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; both gradients are the incoming tensor itself (`other` scaled by alpha when it is not 1)."""
     a, b = tensors_of(self, other)
@@ -96,7 +96,7 @@ def add_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     return out
 
 
-@rule("mul multiply", kinds=("arithmetic",))
+@rule("mul multiply", kinds=("arithmetic", "commutative"))
 def mul(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """Each operand is saved only if the other one needs a gradient; each gradient is one product."""
     a, b = tensors_of(self, other)

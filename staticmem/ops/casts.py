@@ -49,13 +49,13 @@ def to(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return to_copy(e, self, dtype, format)
 
 
-@rule("float")
+@rule("float", kinds=("cast",))
 def to_float(e: Eager, self: Tensor) -> Tensor:
     """As `to`."""
     return to(e, self, dtypes.float32)
 
 
-@rule("copy_")
+@rule("copy_", kinds=("assignment",))
 def copy_(e: Eager, self: Tensor, src: Tensor | Any, non_blocking: bool = False) -> Tensor:
     """In place: saves nothing; the gradient of `src` is the incoming one, that of the old value is zeros."""
     out = inplace(e, self, "aten.copy_.default")

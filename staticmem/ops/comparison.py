@@ -18,7 +18,8 @@ from staticmem.ops.pointwise import Scalar, grad_of, gradient_like, inplace, res
 from staticmem.ops.registry import rule
 
 
-@rule("eq ne lt le gt ge not_equal less less_equal greater greater_equal", kinds=("comparison",))
+@rule("eq ne not_equal", kinds=("comparison",))
+@rule("lt le gt ge less less_equal greater greater_equal", kinds=("comparison", "step"))
 @rule("logical_and logical_or logical_xor")
 def compare(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """A bool result without gradient."""
@@ -50,7 +51,7 @@ def isin(e: Eager, elements: Any, test_elements: Any, **_: Any) -> Tensor:
     return e.empty(shape, dtypes.bool_, kernel=f"aten.isin.{'Tensor_Tensor' if like is elements else 'Scalar_Tensor'}")
 
 
-@rule("where")
+@rule("where", kinds=("masking",))
 def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> Tensor:
     """Saves the condition; each gradient is one tensor of the result's size. A number becomes a 0-dim tensor."""
     operands = []
@@ -72,7 +73,7 @@ def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> T
     return out
 
 
-@rule("masked_fill")
+@rule("masked_fill", kinds=("masking",))
 def masked_fill(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Saves the mask; result and gradient are contiguous masked copies."""
     shape = layout.broadcast_shapes(self.shape, mask.shape)
@@ -85,7 +86,7 @@ def masked_fill(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
     return out
 
 
-@rule("masked_fill_")
+@rule("masked_fill_", kinds=("masking",))
 def masked_fill_(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
     """In place; saves the mask; the gradient is one masked copy."""
     out = inplace(e, self, "aten.masked_fill_.Scalar")

@@ -135,7 +135,8 @@ def randperm(e: Eager, n: int, *, dtype: DType | None = None, **_: Any) -> Tenso
     return e.empty((n,), dtype or dtypes.int64, kernel="aten.randperm.default")
 
 
-@rule("bernoulli_ uniform_ normal_ fill_ zero_ exponential_ random_")
+@rule("fill_", kinds=("assignment",))
+@rule("bernoulli_ uniform_ normal_ zero_ exponential_ random_")
 def fill_(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
     """In place; no gradient reaches the old value."""
     out = inplace(e, self, "aten.fill_.Scalar")

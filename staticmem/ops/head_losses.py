@@ -96,7 +96,7 @@ def _of_hidden(e: Eager, hidden: Tensor, weight: Tensor, bias: Tensor | None, la
     return _of_chunk(e, _called(e, "linear", hidden, weight, bias), labels)
 
 
-@rule("staticmem::linear_cross_entropy")
+@rule("staticmem::linear_cross_entropy", kinds=("head_loss",))
 @scoped
 def linear_cross_entropy(e: Eager, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
     """`LinearCrossEntropyLoss`: the last linear layer and cross entropy on `CHUNKS` parts of the tokens that have a
@@ -139,7 +139,7 @@ def chunk_size(tokens: int, hidden: int, classes: int, budget: int = 1) -> int:
     return max(min(1 << max(per_part - 1, 0).bit_length(), tokens), 1)
 
 
-@rule("staticmem::fused_linear_cross_entropy")
+@rule("staticmem::fused_linear_cross_entropy", kinds=("head_loss",))
 @scoped
 def fused_linear_cross_entropy(
     e: Eager, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, budget: int = 1

@@ -26,7 +26,7 @@ from staticmem.ops.views import contiguous, expand, narrow, reshape
 from staticmem.units import Band
 
 
-@rule("embedding")
+@rule("embedding", kinds=("lookup",))
 def embedding(
     e: Eager, weight: Tensor, indices: Tensor, padding_idx: int = -1, scale_grad_by_freq: bool = False,
     sparse: bool = False,
@@ -85,7 +85,7 @@ def embedding_bag(
     return out, offset2bag, bag_size, max_indices
 
 
-@rule("index")
+@rule("index", kinds=("lookup",))
 def index(e: Eager, self: Tensor, indices: Sequence[Tensor | None], *, size: int | None = None) -> Tensor:
     """Saves indices; backward makes zeros of the input's size and accumulates into them. A mask is turned into
     positions first, at most all of them."""
@@ -107,7 +107,7 @@ def index(e: Eager, self: Tensor, indices: Sequence[Tensor | None], *, size: int
     return out
 
 
-@rule("_unsafe_index")
+@rule("_unsafe_index", kinds=("lookup",))
 def unsafe_index(e: Eager, self: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """As `index` without checks; backward makes zeros of the input's size and a copy with the gradient put in."""
     out = index(e, self, indices)
@@ -122,7 +122,7 @@ def unsafe_index(e: Eager, self: Tensor, indices: Sequence[Tensor | None]) -> Te
     return out
 
 
-@rule("index_select")
+@rule("index_select", kinds=("lookup",))
 def index_select(e: Eager, self: Tensor, dim: int, index: Tensor) -> Tensor:
     """Saves the index; backward makes zeros of the input's size and adds into them."""
     axis = self.dim(dim)
@@ -132,7 +132,7 @@ def index_select(e: Eager, self: Tensor, dim: int, index: Tensor) -> Tensor:
     return out
 
 
-@rule("gather")
+@rule("gather", kinds=("lookup",))
 def gather(e: Eager, self: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Tensor:
     """Saves its input and the index; backward scatters into zeros of the input's size."""
     out = e.empty(index.shape, self.dtype, kernel="aten.gather.default")
@@ -141,7 +141,7 @@ def gather(e: Eager, self: Tensor, dim: int, index: Tensor, sparse_grad: bool = 
     return out
 
 
-@rule("take")
+@rule("take", kinds=("lookup",))
 def take(e: Eager, self: Tensor, index: Tensor) -> Tensor:
     """Saves its input and the index; backward puts into zeros like the input."""
     out = e.empty(index.shape, self.dtype, kernel="aten.take.default")
@@ -153,7 +153,7 @@ def take(e: Eager, self: Tensor, index: Tensor) -> Tensor:
     return out
 
 
-@rule("take_along_dim")
+@rule("take_along_dim", kinds=("lookup",))
 def take_along_dim(e: Eager, self: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """As `gather`, after both are broadcast over the other dimensions and indices are wrapped, which is a copy."""
     if dim is None:

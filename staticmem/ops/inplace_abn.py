@@ -18,6 +18,8 @@ from staticmem.ops.pointwise import inplace
 from staticmem.ops.registry import rule
 
 INPLACE_ABN = "inplace_abn::inplace_abn_"
+RELU = ("aten::relu", "aten::relu_")
+ACTIVATIONS = (*RELU, "aten::leaky_relu", "aten::leaky_relu_", "aten::elu", "aten::elu_")  # that it can run
 
 
 @rule(INPLACE_ABN, kinds=("norm",))

@@ -113,7 +113,7 @@ def column_stack(e: Eager, tensors: Sequence[Tensor]) -> Tensor:
     return cat(e, [reshape(e, t, (t.numel, 1)) if t.ndim <= 1 else t for t in tensors], 1)
 
 
-@rule("broadcast_tensors", kinds=("view",))
+@rule("broadcast_tensors", kinds=("expanded", "view"))
 def broadcast_tensors(e: Eager, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Expanded views."""
     shape = broadcast_shapes(*(t.shape for t in tensors))

@@ -26,6 +26,9 @@ from staticmem.ops.views import contiguous, expand, reshape, squeeze, t, transpo
 # names that exporters give to what they compute, as a transposed weight; a parameter of the model itself has no number
 _NUMBERED = re.compile(r"(val|_?v|t|permute|transpose)(_\d+)?$")
 
+# kernels that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp); `addmm` with a bias calls cublasLt
+CUBLAS = frozenset(f"aten.{name}.default" for name in "mm addmm bmm baddbmm mv addmv _trilinear".split())
+
 
 def _check(a: Tensor, b: Tensor) -> None:
     if a.shape[-1] != b.shape[-2]:

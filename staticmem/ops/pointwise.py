@@ -10,7 +10,7 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ops.registry import Autocast, rule
+from staticmem.ops.registry import Autocast, Kind, rule
 
 Scalar = int | float | bool
 
@@ -138,7 +138,7 @@ def _formula(row: Unary, self: Tensor, result: Tensor) -> Formula:
     return Formula((0,), compute)
 
 
-def define_unary(row: Unary) -> None:
+def define_unary(row: Unary, kinds: tuple[Kind, ...] = ()) -> None:
     """Registers the rules of a row."""
     needs = {"self": "its input", "result": "its result", "": "nothing"}[row.saves]
     saved_in_place = row.inplace_saves or row.saves
@@ -167,9 +167,11 @@ def define_unary(row: Unary) -> None:
     if saved_in_place == "self":
         in_place.__doc__ = f"In place: clones its input first and saves the clone; backward runs {kernels}."
     names = [row.name, *row.also.split()]
-    rule(" ".join(name for name in names if not name.endswith("_")), autocast=row.autocast)(out_of_place)
+    if row.kernels == ("zeros_like.default",):
+        kinds = ("step",)
+    rule(" ".join(name for name in names if not name.endswith("_")), kinds, row.autocast)(out_of_place)
     if row.in_place:
-        rule(" ".join([f"{row.name}_", *(name for name in names if name.endswith("_"))]))(in_place)
+        rule(" ".join([f"{row.name}_", *(name for name in names if name.endswith("_"))]), kinds)(in_place)
 
 
 _INTEGER = {"abs", "neg", "sign", "floor", "ceil", "round", "trunc", "square", "relu"}  # of integers give integers

@@ -71,7 +71,7 @@ def mean(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: 
     return out
 
 
-@rule("sum", autocast="float32_dtype")
+@rule("sum", kinds=("running",), autocast="float32_dtype")
 def sum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
     """Saves sizes only; backward is an expanded view."""
     if isinstance(dim, DType):
@@ -94,7 +94,7 @@ def any(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False) -> Tenso
     return e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtypes.bool_, kernel="aten.any.default")
 
 
-@rule("prod", autocast="float32_dtype")
+@rule("prod", kinds=("running",), autocast="float32_dtype")
 def prod(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: DType | None = None) -> Tensor:
     """Saves its input and result; backward, without zeros in the input: a mask of zeros, a quotient and a product."""
     out = e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtype or self.dtype, kernel="aten.prod.dim_int")

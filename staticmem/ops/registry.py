@@ -22,22 +22,38 @@ from staticmem.units import Band
 
 Autocast = Literal["half", "float32", "float32_dtype", "promote", ""]
 Kind = Literal[
+    "activation",  # a function of torch.nn.functional with an argument `inplace`
     "arithmetic",  # one of + - * / with a number or a tensor
+    "assignment",  # in place: what `x[i] = y` runs
     "batch_norm",  # any form of batch normalisation, the functional ones of exports too
     "cast",  # a copy in the dtype that an argument names
     "check",  # allocates nothing on the device: asserts and constraints of exports
+    "commutative",  # of two operands, in either order
     "comparison",  # one of == != < <= > >=
     "convolution",  # any rank, transposed ones too
+    "copy",  # the same numbers, contiguous or in memory of their own
     "data_sized",  # sizes of the result are in the data
     "dropout",
     "enlarging",  # makes images or volumes larger: decoders begin so
+    "expanded",  # a view that has elements several times
     "factory",  # makes a tensor of given sizes, whose contents no tensor decides
+    "has_in_place",  # there is a form that writes to the first argument, in the same family
     "keeps_on_ctx",  # a custom autograd function with tensors as attributes of `ctx`
+    "head_loss",  # a loss that runs the last linear layer itself
     "integer",  # ONNX operators on integers, which ATen has not
+    "lookup",  # takes elements by indices, which are a tensor
+    "masking",  # has other numbers where a mask says so
     "norm",  # normalisation layers
+    "part",  # a view of some elements
+    "permuted",  # a view with its dimensions in another order
     "product",  # matrix product
+    "running",  # sums or products, of integers in int64
+    "scatter",  # writes numbers to places that an index names
     "recurrent",  # a whole layer over all steps
+    "reshaped",  # a view of all elements in their order
+    "softmax",
     "split",  # gives a list of views of its input
+    "step",  # jumps, and its derivative is zero elsewhere
     "view",  # the memory of its input in another shape; `reshape` and its like rarely copy
 ]
 RuleFn = TypeVar("RuleFn", bound=Callable[..., Any])
@@ -59,6 +75,17 @@ JOINS = CONCATENATIONS | {"aten::stack"}
 FREE_PRODUCTS = frozenset(("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum"))  # neither factor is a weight
 LINEARS = frozenset(("aten::linear", "aten::addmm", "aten::mm", "aten::matmul"))  # the second factor may be a weight
 RESHAPES = frozenset(("aten::view", "aten::reshape", "aten::_unsafe_view"))
+# What Python's operators between tensors run; an augmented assignment runs it in place: `x += y` is `add_`.
+OPERATORS = {
+    "+": "aten::add",
+    "-": "aten::sub",
+    "*": "aten::mul",
+    "/": "aten::div",
+    "@": "aten::matmul",
+    "**": "aten::pow",
+    "%": "aten::remainder",
+    "//": "aten::floor_divide",
+}
 NO_DERIVATIVE = frozenset(("aten::detach", "aten::zeros_like", "aten::ones_like", "aten::empty_like"))
 # Numbers that the engine and passes compute themselves
 _SYMBOLIC = ("operator::", "torch::sym_", "aten::sym_size", "aten::sym_numel", "aten::sym_stride")
@@ -82,6 +109,7 @@ RULES: dict[str, Rule] = {}  # of the families that are imported: `rules()` has 
 _KINDS: dict[str, frozenset[Kind]] = {}  # by target without overload, of all ops
 _FLOPS: dict[str, Flops] = {}  # the same
 _NO_KINDS: frozenset[Kind] = frozenset()
+_WRITTEN: frozenset[Kind] = frozenset(("has_in_place",))
 _imported = 0  # families
 
 
@@ -115,6 +143,8 @@ def declare(names: str, kinds: tuple[Kind, ...] = (), flops: Flops | None = None
     for target in _targets(names):
         base = target.split(".", 1)[0]
         _KINDS[base] = _KINDS.get(base, _NO_KINDS).union(kinds)
+        if base.endswith("_") and not base.endswith("__"):
+            _KINDS[base[:-1]] = _KINDS.get(base[:-1], _NO_KINDS) | _WRITTEN
         if flops is not None:
             _FLOPS[base] = flops
 

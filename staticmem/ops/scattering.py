@@ -76,8 +76,8 @@ def _define(row: Row) -> None:
     guard = " where the source needs a gradient" if row.self == "same" else ""
     facts = f"Saves the index{guard}{kept}; the gradient of the old value is {old}, that of the source its elements."
     out_of_place.__doc__, in_place.__doc__ = facts, f"In place. {facts}"
-    rule(row.name)(out_of_place)
-    rule(f"{row.name}_")(in_place)
+    rule(row.name, ("scatter",))(out_of_place)
+    rule(f"{row.name}_", ("scatter",))(in_place)
 
 
 for _row in TABLE:
@@ -115,7 +115,7 @@ def index_put(
     return out
 
 
-@rule("index_put_")
+@rule("index_put_", kinds=("assignment",))
 def index_put_(
     e: Eager, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:

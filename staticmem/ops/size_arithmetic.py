@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 
@@ -13,37 +13,34 @@ def _size(tensor: Any, dim: int) -> int:
     return size
 
 
-SIZE_OPS: Mapping[str, Callable[..., Any]] = {
+# Functions that FX graphs hold for expressions of sizes (torch/fx/experimental/sym_node.py, METHOD_TO_OPERATOR)
+NUMBERS: dict[str, Callable[..., Any]] = {
+    "pow": lambda a, b: a**b if abs(b) <= 64 else 0,
+    "sym_max": max,
+    "sym_min": min,
+    "sym_not": operator.not_,
+    "sym_float": float,
+    "sym_int": int,
+    "sym_sqrt": math.sqrt,
+    "_sym_sqrt": math.sqrt,
+    "trunc": math.trunc,
+    "ceil": math.ceil,
+    "floor": math.floor,
+    "round": round,
+}
+SIZE_OPS: dict[str, Callable[..., Any]] = {
     "aten::sym_size": _size,
     "aten::sym_size.int": _size,
     "aten::sym_stride.int": lambda tensor, dim: tensor.strides[tensor.dim(dim)],
     "aten::sym_numel": lambda tensor: tensor.numel,
-    "operator::mul": operator.mul,
-    "operator::add": operator.add,
-    "operator::sub": operator.sub,
-    "operator::floordiv": operator.floordiv,
-    "operator::truediv": operator.truediv,
-    "operator::mod": operator.mod,
-    "operator::neg": operator.neg,
-    "operator::pow": lambda a, b: a**b if abs(b) <= 64 else 0,
-    "operator::eq": operator.eq,
-    "operator::ne": operator.ne,
-    "operator::lt": operator.lt,
-    "operator::le": operator.le,
-    "operator::gt": operator.gt,
-    "operator::ge": operator.ge,
     "operator::getitem": operator.getitem,
-    "torch::sym_max": max,
-    "torch::sym_min": min,
-    "torch::sym_not": operator.not_,
-    "torch::sym_float": float,
-    "torch::sym_int": int,
     "torch::sym_ite": lambda c, a, b: a if c else b,
-    "math::trunc": math.trunc,
-    "math::ceil": math.ceil,
-    "math::floor": math.floor,
-    "_operator::mul": operator.mul,
 }
+for _name in "add sub mul floordiv truediv mod neg pos eq ne lt le gt ge".split():
+    NUMBERS[_name] = getattr(operator, _name)
+for _module in ("operator", "_operator", "torch", "math"):
+    for _name, _run in NUMBERS.items():
+        SIZE_OPS[f"{_module}::{_name}"] = _run
 
 # What elementwise ATen calls compute of numbers: those that constant folding works out. Others with known operands are
 # left as they are, which costs a kernel's input.

@@ -26,7 +26,8 @@ from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
 from staticmem.units import exactly
 
 
-@rule("softmax _softmax special_softmax log_softmax _log_softmax special_log_softmax", autocast="float32_dtype")
+@rule("softmax _softmax special_softmax", kinds=("softmax",), autocast="float32_dtype")
+@rule("log_softmax _log_softmax special_log_softmax", autocast="float32_dtype")
 def softmax(
     e: Eager, self: Tensor, dim: int, dtype: DType | bool | None = None, *, kernel: str = "aten._softmax"
 ) -> Tensor:
@@ -96,7 +97,7 @@ def logsumexp(e: Eager, self: Tensor, dim: Any, keepdim: bool = False) -> Tensor
     return out
 
 
-@rule("cumsum", autocast="float32_dtype")
+@rule("cumsum", kinds=("running",), autocast="float32_dtype")
 def cumsum(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
     """Contiguous, saves nothing; backward flips, sums and flips back."""
     result = dtype or (self.dtype if self.dtype.is_differentiable else dtypes.int64)
@@ -115,7 +116,7 @@ def cumsum(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tens
     return out
 
 
-@rule("cumprod", autocast="float32_dtype")
+@rule("cumprod", kinds=("running",), autocast="float32_dtype")
 def cumprod(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
     """Saves its input and result; backward without zeros in the input: a product, its reversed sum and a quotient."""
     out = e.empty(self.shape, dtype or self.dtype, kernel="aten.cumprod.default")

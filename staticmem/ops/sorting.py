@@ -23,7 +23,7 @@ from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
 from staticmem.units import Band
 
 
-@rule("max min")
+@rule("max min", kinds=("commutative",))
 def full_max(e: Eager, self: Tensor) -> Tensor:
     """Saves its input and result; backward spreads the gradient over all equal elements: masks, a count, a product."""
     out = e.empty((), self.dtype, kernel="aten.max.default")
@@ -135,7 +135,7 @@ def argmax(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False) -> Te
     return e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtypes.int64, kernel="aten.argmax.default")
 
 
-@rule("maximum minimum min.other max.other")
+@rule("maximum minimum min.other max.other", kinds=("commutative",))
 def maximum(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both operands; each gradient takes a halved gradient, a mask, a choice and a fill mask."""
     out = e.pointwise("aten.maximum.default", self, other)

@@ -15,7 +15,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ops.onnx import one_input
 from staticmem.ops.pointwise import Unary, define_unary, grad_of
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import declare, rule
 
 TABLE = (
     Unary("exp", "ExpBackward0", "result", ("mul.Tensor",), "float32"),
@@ -70,6 +70,7 @@ TABLE = (
 )  # fmt: skip
 for _row in TABLE:
     define_unary(_row)
+declare("heaviside", ("step",))
 
 
 @rule("sinc special_sinc")

@@ -66,7 +66,7 @@ def _reshape_back(self: Tensor) -> Any:
     return gradient
 
 
-@rule("view _unsafe_view reshape", kinds=("view",))
+@rule("view _unsafe_view reshape", kinds=("reshaped", "view"))
 def reshape(e: Eager, self: Tensor, size: Any = None, *, shape: Any = None) -> Tensor:
     """A view where the strides allow it, else a contiguous clone; backward reshapes the gradient."""
     target = infer_size(size if size is not None else shape, self.numel)
@@ -85,7 +85,7 @@ def unsafe_view(e: Eager, self: Tensor, size: Any) -> Tensor:
     return out
 
 
-@rule("flatten", kinds=("view",))
+@rule("flatten", kinds=("reshaped", "view"))
 def flatten(e: Eager, self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """As `reshape`; a dimension range of one is the tensor itself."""
     if self.ndim == 0:
@@ -96,14 +96,14 @@ def flatten(e: Eager, self: Tensor, start_dim: int = 0, end_dim: int = -1) -> Te
     return reshape(e, self, (*self.shape[:start], layout.numel(self.shape[start : end + 1]), *self.shape[end + 1 :]))
 
 
-@rule("unflatten", kinds=("view",))
+@rule("unflatten", kinds=("reshaped", "view"))
 def unflatten(e: Eager, self: Tensor, dim: int, sizes: Any) -> Tensor:
     """A view."""
     axis = self.dim(dim)
     return reshape(e, self, (*self.shape[:axis], *infer_size(sizes, self.shape[axis]), *self.shape[axis + 1 :]))
 
 
-@rule("view_as reshape_as", kinds=("view",))
+@rule("view_as reshape_as", kinds=("reshaped", "view"))
 def view_as(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """As `reshape`."""
     return reshape(e, self, other.shape)
@@ -117,13 +117,13 @@ def clone(e: Eager, self: Tensor, contiguous: bool = False, strides: layout.Stri
     return out
 
 
-@rule("clone lift_fresh_copy alias_copy")
+@rule("clone lift_fresh_copy alias_copy", kinds=("copy",))
 def aten_clone(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     """A copy; the gradient passes through."""
     return clone(e, self, strides=layout.in_memory_format(self.shape, self.strides, memory_format))
 
 
-@rule("contiguous")
+@rule("contiguous", kinds=("copy",))
 def contiguous(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     """The tensor itself where it is contiguous already, else a copy."""
     if memory_format in ("channels_last", "channels_last_3d"):
@@ -133,7 +133,7 @@ def contiguous(e: Eager, self: Tensor, memory_format: Any = None) -> Tensor:
     return self if self.is_contiguous else clone(e, self, contiguous=True)
 
 
-@rule("permute", kinds=("view",))
+@rule("permute", kinds=("permuted", "view"))
 def permute(e: Eager, self: Tensor, dims: Any) -> Tensor:
     """A view; the gradient is permuted back."""
     order = [self.dim(d) for d in dims]
@@ -147,7 +147,7 @@ def permute(e: Eager, self: Tensor, dims: Any) -> Tensor:
     return make_view(e, self, shape, strides, "PermuteBackward0", gradient)
 
 
-@rule("transpose transpose_ swapaxes swapdims", kinds=("view",))
+@rule("transpose transpose_ swapaxes swapdims", kinds=("permuted", "view"))
 def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     """A view; the gradient is transposed back."""
     if self.ndim == 0:
@@ -158,19 +158,19 @@ def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     return permute(e, self, order)
 
 
-@rule("t t_ mT", kinds=("view",))
+@rule("t t_ mT", kinds=("permuted", "view"))
 def t(e: Eager, self: Tensor) -> Tensor:
     """A view; the gradient is transposed back."""
     return self if self.ndim < 2 else transpose(e, self, -2, -1)
 
 
-@rule("numpy_T", kinds=("view",))
+@rule("numpy_T", kinds=("permuted", "view"))
 def numpy_t(e: Eager, self: Tensor) -> Tensor:
     """A view with all dimensions reversed; the gradient is permuted back."""
     return permute(e, self, tuple(range(self.ndim - 1, -1, -1)))
 
 
-@rule("movedim moveaxis", kinds=("view",))
+@rule("movedim moveaxis", kinds=("permuted", "view"))
 def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
     """A view; the gradient is permuted back."""
     sources = [self.dim(d) for d in ((source,) if isinstance(source, int) else source)]
@@ -181,7 +181,7 @@ def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
     return permute(e, self, order)
 
 
-@rule("unsqueeze unsqueeze_", kinds=("view",))
+@rule("unsqueeze unsqueeze_", kinds=("reshaped", "view"))
 def unsqueeze(e: Eager, self: Tensor, dim: int) -> Tensor:
     """A view; the gradient is squeezed."""
     axis = dim + self.ndim + 1 if dim < 0 else dim
@@ -199,7 +199,7 @@ def _without(values: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return values[:axis] + values[axis + 1 :]
 
 
-@rule("squeeze squeeze_", kinds=("view",))
+@rule("squeeze squeeze_", kinds=("reshaped", "view"))
 def squeeze(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
     """A view; the gradient is unsqueezed."""
     given = range(self.ndim) if dim is None else [self.dim(d) for d in ((dim,) if isinstance(dim, int) else dim)]
@@ -209,7 +209,7 @@ def squeeze(e: Eager, self: Tensor, dim: Any = None) -> Tensor:
     return make_view(e, self, shape, strides, "SqueezeBackward1", _reshape_back(self))
 
 
-@rule("expand broadcast_to", kinds=("view",))
+@rule("expand broadcast_to", kinds=("expanded", "view"))
 def expand(e: Eager, self: Tensor, size: Any, implicit: bool = False) -> Tensor:
     """A view with stride 0; the gradient is summed to the input's shape."""
     offset = len(size) - self.ndim
@@ -226,7 +226,7 @@ def expand(e: Eager, self: Tensor, size: Any, implicit: bool = False) -> Tensor:
     return make_view(e, self, target, strides, "ExpandBackward0", gradient)
 
 
-@rule("expand_as", kinds=("view",))
+@rule("expand_as", kinds=("expanded", "view"))
 def expand_as(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """A view with stride 0; the gradient is summed to the input's shape."""
     return expand(e, self, other.shape)
@@ -242,7 +242,7 @@ def full_size_zeros(self: Tensor, kernel: str) -> Any:
     return gradient
 
 
-@rule("slice", kinds=("view",))
+@rule("slice", kinds=("part", "view"))
 def slice_(
     e: Eager, self: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
@@ -257,13 +257,13 @@ def slice_(
     return make_view(e, self, shape, strides, "SliceBackward0", full_size_zeros(self, "aten.slice_backward.default"))
 
 
-@rule("narrow", kinds=("view",))
+@rule("narrow", kinds=("part", "view"))
 def narrow(e: Eager, self: Tensor, dim: int, start: int, length: int) -> Tensor:
     """As `slice`."""
     return slice_(e, self, dim, start, start + length)
 
 
-@rule("select", kinds=("view",))
+@rule("select", kinds=("part", "view"))
 def select(e: Eager, self: Tensor, dim: int, index: int) -> Tensor:
     """A view; backward makes zeros of the input's size."""
     axis = self.dim(dim)
@@ -281,7 +281,7 @@ def _overlaps(shape: layout.Shape, strides: layout.Strides) -> bool:
     return False
 
 
-@rule("_reshape_alias", kinds=("view",))
+@rule("_reshape_alias", kinds=("reshaped", "view"))
 def reshape_alias(e: Eager, self: Tensor, size: Any, stride: Any) -> Tensor:
     """A view; backward reshapes the gradient."""
     return make_view(e, self, tuple(size), tuple(stride), "ReshapeAliasBackward0", _reshape_back(self))
@@ -306,7 +306,7 @@ def as_strided(e: Eager, self: Tensor, size: Any, stride: Any, storage_offset: i
     return make_view(e, self, shape, strides, "AsStridedBackward0", gradient)
 
 
-@rule("diagonal", kinds=("view",))
+@rule("diagonal", kinds=("part", "view"))
 def diagonal(e: Eager, self: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """A view; backward makes zeros of the input's size."""
     a, b = self.dim(dim1), self.dim(dim2)
@@ -319,7 +319,7 @@ def diagonal(e: Eager, self: Tensor, offset: int = 0, dim1: int = 0, dim2: int =
     )
 
 
-@rule("unfold", kinds=("view",))
+@rule("unfold", kinds=("part", "view"))
 def unfold(e: Eager, self: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """A view with overlapping windows; backward makes a tensor of the input's size."""
     axis = self.dim(dimension)
@@ -329,13 +329,13 @@ def unfold(e: Eager, self: Tensor, dimension: int, size: int, step: int) -> Tens
     return make_view(e, self, shape, strides, "UnfoldBackward0", full_size_zeros(self, "aten.unfold_backward.default"))
 
 
-@rule("alias", kinds=("view",))
+@rule("alias", kinds=("reshaped", "view"))
 def alias(e: Eager, self: Tensor) -> Tensor:
     """A view; the gradient passes through."""
     return make_view(e, self, self.shape, self.strides, "AliasBackward0", same)
 
 
-@rule("detach detach_ lift_fresh", kinds=("view",))
+@rule("detach detach_ lift_fresh", kinds=("reshaped", "view"))
 def detach(e: Eager, self: Tensor) -> Tensor:
     """A view without gradient."""
     return e.alias(self, self.shape, self.strides)
@@ -363,13 +363,13 @@ for _dims in (1, 2, 3):
     rule(f"atleast_{_dims}d")(_with_dims(_dims))
 
 
-@rule("ravel", kinds=("view",))
+@rule("ravel", kinds=("reshaped", "view"))
 def ravel(e: Eager, self: Tensor) -> Tensor:
     """As `reshape` to one dimension."""
     return reshape(e, self, (-1,))
 
 
-@rule("adjoint mH matrix_H", kinds=("view",))
+@rule("adjoint mH matrix_H", kinds=("permuted", "view"))
 def adjoint(e: Eager, self: Tensor) -> Tensor:
     """A transposed view (complex conjugation is a flag of the view)."""
     return transpose(e, self, -2, -1)

@@ -12,7 +12,8 @@ from typing import Any
 
 from staticmem.ir.graph import Op, Ref
 from staticmem.ir.record import record
-from staticmem.ops import in_place
+from staticmem.ops.registry import CONCATENATIONS, in_place, kinds_of
+from staticmem.ops.tags import tagged
 
 Shape = tuple[int, ...]
 
@@ -174,7 +175,7 @@ class Knowledge:
         if not op.outputs:
             return
         first = op.args[0] if op.args else None
-        if isinstance(first, Ref) and name not in _FRESH:
+        if isinstance(first, Ref) and not _is_fresh(op.base):
             self.roots.update(dict.fromkeys(op.outputs, self._root(first.name)))
         handler = _HANDLERS.get(name)
         if handler is None:
@@ -198,6 +199,25 @@ class Knowledge:
 
 Args = list[Any]
 Kwargs = Mapping[str, Any]
+Handler = Callable[[Knowledge, Op, Args, Kwargs], "Content | None"]
+_HANDLERS: dict[str, Handler] = {}
+
+
+def _of(names: str) -> Callable[[Handler], Handler]:
+    """Registers what is known of the results of ATen ops."""
+
+    def register(handler: Handler) -> Handler:
+        _HANDLERS.update(dict.fromkeys(names.split(), handler))
+        return handler
+
+    return register
+
+
+def _is_fresh(base: str) -> bool:
+    """Whether a result shares no storage with the first argument."""
+    if base in tagged("pointwise"):
+        return not in_place(base) and base not in tagged("view")
+    return base in _FRESH or not kinds_of(base).isdisjoint(("comparison", "factory", "lookup"))
 
 
 def _integers(values: Any) -> tuple[int, ...] | None:
@@ -206,6 +226,7 @@ def _integers(values: Any) -> tuple[int, ...] | None:
     return tuple(values) if plain else None
 
 
+@_of("arange")
 def _arange(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     numbers = _integers([a for a in args if type(a).__name__ != "DType" and a is not None])
     if numbers is None or not {"start", "end", "step"}.isdisjoint(kwargs):
@@ -229,6 +250,7 @@ def _fits(value: Affine, dtype: str) -> Affine | None:
     return value if low <= bounds[0] and bounds[1] <= high else None
 
 
+@_of("add sub")
 def _add(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     a, b = k.of(args[0]), k.of(args[1])
     if not isinstance(a, Affine) or not isinstance(b, Affine) or kwargs.get("alpha", 1) != 1:
@@ -236,6 +258,7 @@ def _add(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return _combine(a, b, -1 if op.base == "aten::sub" else 1)
 
 
+@_of("mul")
 def _mul(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     a, b = k.of(args[0]), k.of(args[1])
     if not isinstance(a, Affine) or not isinstance(b, Affine):
@@ -249,6 +272,7 @@ def _mul(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return Affine(pair[0].shape, pair[0].const * factor, tuple(c * factor for c in pair[0].coef))
 
 
+@_of("unsqueeze")
 def _unsqueeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None:
@@ -258,6 +282,7 @@ def _unsqueeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | No
     return _each(value, lambda t: Affine(shape, t.const, _insert(t.coef, axis, 0)), shape)
 
 
+@_of("squeeze")
 def _squeeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None or len(args) < 2 or not isinstance(args[1], int):
@@ -269,6 +294,7 @@ def _squeeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None
     return _each(value, lambda t: Affine(shape, t.const, t.coef[:axis] + t.coef[axis + 1 :]), shape)
 
 
+@_of("expand")
 def _expand(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None:
@@ -285,6 +311,7 @@ def _expand(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return _each(value, lambda t: _expanded(t, shape), shape)
 
 
+@_of("slice")
 def _slice(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None:
@@ -307,6 +334,7 @@ def _slice(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return _each(value, change, shape)
 
 
+@_of("permute transpose")
 def _permute(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if value is None:
@@ -321,6 +349,7 @@ def _permute(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None
     return _each(value, lambda t: Affine(shape, t.const, tuple(t.coef[i] for i in order)), shape)
 
 
+@_of("view reshape")
 def _view(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     """Only size-1 dimensions may come and go."""
     value = k.of(args[0])
@@ -350,6 +379,7 @@ def _view(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return _each(value, change, shape)
 
 
+@_of("to _to_copy clone contiguous alias detach")
 def _same(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     target = next((str(a) for a in (*args[1:], *kwargs.values()) if type(a).__name__ == "DType"), "")
@@ -361,6 +391,7 @@ def _same(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return _fits(value, target) if isinstance(value, Affine) else value
 
 
+@_of("ones zeros new_ones new_zeros ones_like zeros_like")
 def _filled(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     name = op.base.removeprefix("aten::")
     if name.endswith("_like"):
@@ -376,6 +407,7 @@ def _filled(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return Affine(shape, fill, (0,) * len(shape))
 
 
+@_of("eq ne lt le gt ge")
 def _comparison(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     a, b = k.of(args[0]), k.of(args[1])
     if not isinstance(a, Affine) or not isinstance(b, Affine):
@@ -383,6 +415,7 @@ def _comparison(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | N
     return _compare(op.base.removeprefix("aten::"), a, b)
 
 
+@_of("__and__ bitwise_and logical_and")
 def _and(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     a, b = k.of(args[0]), k.of(args[1])
     if not isinstance(a, Mask) or not isinstance(b, Mask):
@@ -395,6 +428,7 @@ def _and(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return Mask(full, terms, a.never or b.never)
 
 
+@_of("index")
 def _index(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     picks = [k.of(a) for a in args[1]]
@@ -411,6 +445,7 @@ def _index(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return total
 
 
+@_of("diff")
 def _diff(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     """Along the last axis with a prepended column that continues the sequence: the step, everywhere."""
     value = k.of(args[0])
@@ -427,6 +462,7 @@ def _diff(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return Affine(value.shape, step, zero) if same and prepend.shape[-1] == 1 else None
 
 
+@_of("cumsum")
 def _cumsum(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     value = k.of(args[0])
     if isinstance(value, Mask):
@@ -440,19 +476,5 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "float16": (-(2**11), 2**11), "bfloat16": (-(2**8), 2**8), "float32": (-(2**24), 2**24),
     "float64": (-(2**53), 2**53),
 }  # fmt: skip
-# results that share no storage with the first argument
-_FRESH = frozenset((
-    "add", "sub", "mul", "clone", "ones_like", "zeros_like", "new_ones", "new_zeros", "eq", "ne", "lt", "le", "gt",
-    "ge", "__and__", "bitwise_and", "logical_and", "index", "diff", "cumsum", "where", "embedding", "cat",
-))  # fmt: skip
+_FRESH = CONCATENATIONS | {"aten::cumsum", "aten::diff", "aten::__and__"}
 _WRITE_NOTHING = frozenset(("detach_", "requires_grad_"))
-
-_HANDLERS: Mapping[str, Callable[[Knowledge, Op, Args, Kwargs], Content | None]] = {
-    "arange": _arange, "add": _add, "sub": _add, "mul": _mul, "unsqueeze": _unsqueeze, "squeeze": _squeeze,
-    "expand": _expand, "slice": _slice, "permute": _permute, "transpose": _permute, "view": _view, "reshape": _view,
-    "to": _same, "_to_copy": _same, "clone": _same, "contiguous": _same, "alias": _same, "detach": _same,
-    "ones": _filled, "zeros": _filled, "new_ones": _filled, "new_zeros": _filled, "ones_like": _filled,
-    "zeros_like": _filled, "eq": _comparison, "ne": _comparison, "lt": _comparison, "le": _comparison,
-    "gt": _comparison, "ge": _comparison, "__and__": _and, "bitwise_and": _and, "logical_and": _and, "index": _index,
-    "diff": _diff, "cumsum": _cumsum,
-}  # fmt: skip

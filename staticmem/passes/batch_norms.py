@@ -18,6 +18,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Parameter, Ref, SourceLine, Value
 from staticmem.ir.onnx_graph import Net, Node, frames
 from staticmem.ir.source import source_lines
+from staticmem.ops import kinds_of
 from staticmem.ops.onnx import Context, calls_of
 from staticmem.passes.fx_text import FxNode
 
@@ -36,9 +37,6 @@ def train_batch_norm(graph: Graph, asked: object = None) -> tuple[Graph, Sequenc
     return trained, [Note("assumption", "SM323", text, len(norms))]
 
 
-_CONVOLUTIONS = ("aten::conv1d", "aten::conv2d", "aten::conv3d")
-
-
 def unfold_batch_norms(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """The graph with a batch norm behind every convolution with a bias whose result another op reads.
 
@@ -53,7 +51,9 @@ def unfold_batch_norms(graph: Graph, asked: object = None) -> tuple[Graph, Seque
     for op in graph.ops:
         bias = op.args[2] if len(op.args) > 2 else op.kwargs.get("bias")
         parameter = owned.get(bias.name) if isinstance(bias, Ref) else None
-        if op.base not in _CONVOLUTIONS or parameter is None or op.outputs[0] in graph.outputs:
+        kinds = kinds_of(op.base)
+        is_convolution = "convolution" in kinds and "enlarging" not in kinds  # fuse_conv_bn_eval folds few others
+        if not is_convolution or parameter is None or op.outputs[0] in graph.outputs:
             ops.append(op)
             continue
         shape, dtype = parameter.value.shape, parameter.value.dtype

@@ -18,14 +18,13 @@ from staticmem.ops import kinds_of
 from staticmem.passes.edit import Ops
 
 _PLACEMENT = ("device", "pin_memory", "layout", "non_blocking")
-_INTEGER_SUMS = ("aten::cumsum", "aten::sum", "aten::prod", "aten::cumprod")
 
 
 def promotions(ops: Ops, net: Net) -> None:
     """Sums of integers and bools promote inside one kernel; the decomposition casts before them."""
     for op in ops.of("prims::convert_element_type"):
         reader = ops.only_reader(op.outputs[0])
-        if isinstance(op.args[0], Ref) and reader is not None and reader.base in _INTEGER_SUMS:
+        if isinstance(op.args[0], Ref) and reader is not None and "running" in kinds_of(reader.base):
             ops.alias(op, op.args[0].name)
 
 
@@ -162,7 +161,6 @@ def _takes_scalar(op: Op, position: int) -> bool:
 
 
 _SAME = ("aten::alias", "aten::lift_fresh_copy", "aten::lift_fresh", "aten::_assert_tensor_metadata")
-_NOTHING = ("aten::_assert_async", "aten::_assert_scalar", "aten::sym_constrain_range", "aten::_assert_tensor_metadata")
 
 
 def drop_aliases(ops: Ops, net: Net) -> None:
@@ -172,7 +170,7 @@ def drop_aliases(ops: Ops, net: Net) -> None:
             continue
         if op.base in _SAME and op.args and isinstance(op.args[0], Ref):
             ops.alias(op, op.args[0].name)
-        elif op.base in _NOTHING and not any(ops.readers.get(n) for n in op.outputs):
+        elif "check" in kinds_of(op.base) and not any(ops.readers.get(n) for n in op.outputs):
             ops.drop(op)
 
 

@@ -31,7 +31,7 @@ def folded_norms(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note]]
     net, ops = source.net, graph.ops
     if not net.producer.startswith("pytorch") or net.aliases:
         return graph, ()  # a dynamo export names its parameters: a norm would be among them
-    convs = [op for op in ops if op.base in ("aten::conv2d", "aten::conv1d", "aten::conv3d")]
+    convs = [op for op in ops if "convolution" in kinds_of(op.base) and "enlarging" not in kinds_of(op.base)]
     biases = [op.args[2].name for op in convs if len(op.args) > 2 and isinstance(op.args[2], Ref)]
     if any(_MODULES.match(name) for name in net.weights):
         folded = sum(name in net.weights and _MADE.match(name) is not None for name in biases)
@@ -69,12 +69,6 @@ def _may_be_folded(convs: Sequence[Op], biases: Sequence[str], ops: Sequence[Op]
     return len(biases) if few and len(biases) >= MOST * len(convs) and not _neighbours(ops) else 0
 
 
-_ACTIVATIONS = frozenset(
-    "aten::relu aten::relu_ aten::silu aten::silu_ aten::hardswish aten::hardswish_ aten::leaky_relu aten::leaky_relu_ "
-    "aten::hardtanh aten::hardtanh_ aten::gelu aten::mish".split()
-)
-
-
 def _alone_with_activations(convs: Sequence[Op], ops: Sequence[Op]) -> int:
     """How many convolutions with a bias are in a module with an activation and nothing else, where most are.
 
@@ -96,7 +90,9 @@ def _alone_with_activations(convs: Sequence[Op], ops: Sequence[Op]) -> int:
             continue
         path, other = conv.modules[-1].path, after[0].modules[-1].path if after[0].modules else ""
         leaf, own = path.rpartition(".")[2], other.rpartition(".")[2]
-        block = inside[conv.modules[-2].path] == {path, other} and after[0].base in _ACTIVATIONS
+        block = inside[conv.modules[-2].path] == {path, other} and (
+            "activation" in kinds_of(after[0].base) or after[0].base == "aten::gelu"
+        )
         alone += block and path != other and not leaf.isdigit() and not own.startswith(leaf)
     norms = sum("norm" in kinds_of(op.base) for op in ops)
     return alone if alone >= MIN_CONVOLUTIONS and alone * 2 >= len(convs) and norms <= alone * (1 - MOST) else 0

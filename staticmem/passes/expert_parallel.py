@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from staticmem.passes.asked import Asked
 
 _PRODUCTS = (GROUPED, FALLBACK)
-_CASTS = ("aten::to", "aten::_to_copy", "aten::type_as", "aten::bfloat16", "aten::float", "aten::half")
 _GATHERS = ("aten::index", "aten::index_select")
-_ALIASES = ("aten::reshape", "aten::flatten", "aten::contiguous")  # and views
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def _sources(graph: Graph, owned: set[str]) -> dict[str, str]:
 
 
 def _is_same(op: Op) -> bool:
-    return "view" in kinds_of(op.base) or op.base in _CASTS or op.base in _ALIASES
+    return not kinds_of(op.base).isdisjoint(("cast", "copy", "view"))
 
 
 def _part(parameter: Parameter, ranks: int) -> Parameter:
@@ -183,7 +181,7 @@ def _layer(graph: Graph, maker: Mapping[str, int], gather: int, inside: list[int
     frame = ops[last].modules
     while True:  # casts of the result in the same module
         readers = [i for i, op in enumerate(ops) if ops[last].outputs[0] in op.refs()]
-        if len(readers) != 1 or ops[readers[0]].base not in _CASTS or ops[readers[0]].modules != frame:
+        if len(readers) != 1 or "cast" not in kinds_of(ops[readers[0]].base) or ops[readers[0]].modules != frame:
             break
         last = readers[0]
         inside.append(last)

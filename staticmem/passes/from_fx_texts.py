@@ -17,7 +17,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Note, Op, Ref, Value, collect_refs
 from staticmem.ir.onnx_graph import Net, Node, Translated, frames
 from staticmem.ir.source import source_lines
-from staticmem.ops import kinds_of
+from staticmem.ops.registry import kinds_of, parameters
 from staticmem.passes import fx_text, fx_values
 from staticmem.passes.lost_lines import with_lines
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from staticmem.passes.from_nodes import Translator
 
 _UPDATING = ("aten::_native_batch_norm_legit_functional", "aten::_batch_norm_with_update_functional")
-_ONE_AXIS = ("aten::unsqueeze.default", "aten::unsqueeze", "aten::squeeze.dim")
-_RECURRENT = {"aten::lstm": 3, "aten::gru": 2, "aten::rnn_tanh": 2, "aten::rnn_relu": 2}
-_FACTORIES = "aten::scalar_tensor aten::full aten::zeros aten::ones aten::arange.start_step aten::tensor".split()
+_ONE_AXIS = ("aten::unsqueeze", "aten::squeeze.dim")
 _ASSIGNED = re.compile(r"aten\.(?:slice|select)_scatter\.default\]\(args = \(%(\w+),")  # `x` of `x[a:b] = y`
 # names of calls that make no tensor of weight, or that are put back: views, numbers, factories, placeholders
 _FREE = re.compile(
@@ -36,7 +34,6 @@ _FREE = re.compile(
     r"|[pbc]_)"
 )
 _COPIED = re.compile(r"\.(contiguous|clone)\([^()]*\)\s*(?:#.*)?$")  # what a line does last
-_STRIDED = frozenset("aten::slice aten::select aten::permute aten::transpose aten::expand aten::t aten::unfold".split())
 # a number on the host, whose nodes are views: what is computed with it are nodes that read them, as its value is data
 _NUMBERS_OF_DATA = ("aten::_local_scalar_dense", "aten::item")
 MAX_WITHIN = 64  # nodes within one call
@@ -166,7 +163,7 @@ class _Builder:
         if self.normed:
             self._weight_norm(fx, nodes[-1])
         args = tuple(self._resolve(a) for a in fx.args)
-        if fx.target in _ONE_AXIS and fx_values.joins_axes(args, nodes[-1], self.net):
+        if fx.target.removesuffix(".default") in _ONE_AXIS and fx_values.joins_axes(args, nodes[-1], self.net):
             raise _UnresolvedError
         kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()} if fx.kwargs else NO_KWARGS
         if fx_values.is_symbolic(fx.target):
@@ -177,12 +174,12 @@ class _Builder:
             for name in nodes[-1].outputs:
                 self.env[name] = number
             return
-        if all(n.op == "Constant" for n in nodes) and fx.target not in _FACTORIES:
+        if all(n.op == "Constant" for n in nodes) and not _makes_constant(fx.target):
             return  # a dead op, such as num_batches_tracked + 1: its constants stay because others share them
         base = fx.target.split(".", 1)[0]
         if base in _UPDATING:
             nodes = self._without_updates(nodes)
-        outputs = self._of_recurrent(args, nodes) if base in _RECURRENT else ()
+        outputs = self._of_recurrent(args, nodes) if "recurrent" in kinds_of(base) else ()
         outputs = outputs or self._results(nodes, base)
         last = nodes[-1]
         stack = source_lines(last.stack)
@@ -215,14 +212,14 @@ class _Builder:
     def _positions(self, base: str, nodes: list[Node]) -> tuple[str, ...]:
         """Results of a call that gives several tensors, with names in the place of those that nobody reads."""
         last, text = nodes[-1], nodes[-1].fx
-        if base not in _RECURRENT:
+        if "recurrent" not in kinds_of(base):
             used = [any(u != text for u in self.users.get(n, ())) for n in last.outputs]
             count = max((i + 1 for i, u in enumerate(used) if u), default=0)
             return tuple(n or f"{last.name}::{i}" for i, n in enumerate(last.outputs[:count]))
         names = sorted(self._group_results(nodes), key=fx_values.number_of)
         names = [n for n in names if n.startswith("getitem")]
         single = f"{last.name or last.outputs[0]}::output"
-        if len(names) < _RECURRENT[base] and names:  # of the output and the states, some are not read
+        if names and len(names) < (3 if base == "aten::lstm" else 2):  # of the output and the states, some are not read
             output, state = len(self.net.shape(names[0]) or ()), self.net.shape(names[0])
             hidden = last.attrs.get("hidden_size")
             layers = state is not None and output == 3 and last.op in ("LSTM", "GRU", "RNN") and last.outputs[0] == ""
@@ -251,7 +248,7 @@ class _Builder:
     def _results(self, nodes: list[Node], base: str) -> tuple[str, ...]:
         """Results of the last node that other groups (or the caller) read; all of them where nobody does."""
         last = next((n for n in reversed(nodes) if n.op != "Constant"), nodes[-1])  # constants are shared by groups
-        if base in _RECURRENT or len([n for n in last.outputs if n]) > 1:
+        if "recurrent" in kinds_of(base) or len([n for n in last.outputs if n]) > 1:
             positions = self._positions(base, nodes)
             if positions:
                 return positions
@@ -502,7 +499,7 @@ class _Builder:
         results = {name for node in nodes for name in node.outputs}
         read = {name for node in nodes for name in node.inputs if name and name not in results}
         maker = next((op for op in reversed(self.ops) if not read.isdisjoint(op.outputs)), None)
-        if maker is None or not maker.stack or maker.base not in _STRIDED:
+        if maker is None or not maker.stack or "view" not in kinds_of(maker.base):
             return ""
         match = _COPIED.search(maker.stack[-1].text)
         return match[1] if match is not None else ""
@@ -598,3 +595,10 @@ class _Builder:
                 number = self.net.ints(name)
                 if number is not None and len(number) == 1 and not self.net.consts[name].shape:
                     self.env[name] = number[0]
+
+
+def _makes_constant(target: str) -> bool:
+    """Whether an op makes a tensor of numbers alone, which an optimiser folds into one constant."""
+    base = target.split(".", 1)[0]
+    is_factory = "factory" in kinds_of(base) and "self" not in parameters(base)
+    return is_factory or base in ("aten::arange", "aten::tensor")

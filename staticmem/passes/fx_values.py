@@ -1,19 +1,16 @@
-"""Sizes and numbers in FX texts: evaluated, because a bound graph has integer sizes only.
-
-Arithmetic on sizes is recorded by torch.export as ops. The functions are those that FX graphs hold for SymInt
-expressions (torch/fx/experimental/sym_node.py, METHOD_TO_OPERATOR).
-"""
+"""Arithmetic on sizes, which torch.export records as ops: a bound graph has integer sizes only."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Arg, Op, Ref, Value
 from staticmem.ir.onnx_graph import Net, Node
-from staticmem.ops import kinds_of
+from staticmem.ops import kinds_of, parameters
+from staticmem.ops.size_arithmetic import NUMBERS
 from staticmem.passes import fx_text
 
 if TYPE_CHECKING:
@@ -25,36 +22,6 @@ if TYPE_CHECKING:
 LIMIT = 2**62
 _ATTENTION = "aten::scaled_dot_product_attention"
 
-_BINARY: dict[str, Callable[[float, float], float]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "floordiv": lambda a, b: a // b,
-    "truediv": lambda a, b: a / b,
-    "mod": lambda a, b: a % b,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "sym_max": max,
-    "sym_min": min,
-}
-_UNARY: dict[str, Callable[[float], float]] = {
-    "neg": lambda a: -a,
-    "pos": lambda a: a,
-    "trunc": math.trunc,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "round": round,
-    "sym_int": math.trunc,
-    "sym_float": float,
-    "sym_not": lambda a: not a,
-    "sym_sqrt": math.sqrt,
-    "_sym_sqrt": math.sqrt,
-}
-
 
 def is_symbolic(target: str) -> bool:
     """Whether an FX target computes a number rather than a tensor."""
@@ -62,9 +29,7 @@ def is_symbolic(target: str) -> bool:
         return True
     namespace, _, name = target.partition("::")
     name = name.rpartition(".")[2]
-    return namespace in ("operator", "math", "torch", "builtins") and (
-        name in _BINARY or name in _UNARY or name == "pow"
-    )
+    return namespace in ("operator", "math", "torch", "builtins") and name in NUMBERS
 
 
 def evaluate(target: str, args: Sequence[Arg], net: Net) -> int | float | bool | None:
@@ -75,17 +40,13 @@ def evaluate(target: str, args: Sequence[Arg], net: Net) -> int | float | bool |
     numbers = [a for a in args if isinstance(a, (int, float))]
     if len(numbers) != len(args) or any(abs(n) > LIMIT for n in numbers):
         return None
-    try:
-        if len(numbers) == 2 and name == "pow":
-            result = numbers[0] ** numbers[1] if abs(numbers[1]) <= 64 else None
-            return result if isinstance(result, (int, float)) else None
-        if len(numbers) == 2 and name in _BINARY:
-            return _BINARY[name](numbers[0], numbers[1])
-        if len(numbers) == 1 and name in _UNARY:
-            return _UNARY[name](numbers[0])
-    except (ArithmeticError, ValueError):
+    if name == "pow" and any(abs(n) > 64 for n in numbers[1:]):
         return None
-    return None
+    try:
+        number = NUMBERS[name](*numbers)
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+    return number if isinstance(number, (int, float)) else None
 
 
 def _size(target: str, args: Sequence[Arg], net: Net) -> int | None:
@@ -137,9 +98,6 @@ def in_order(fx: FxNode, lost: Sequence[str], nodes: Sequence[Node]) -> Sequence
     return [pair for pair in zip(args, nodes[0].inputs, strict=True) if pair[0] in lost]
 
 
-_PERMUTES = ("aten::transpose", "aten::permute", "aten::t")
-
-
 def as_called(op: Op, nodes: Sequence[Node], net: Net) -> Op:
     """The op as its code has it: transposes that were merged are one, and bounds of `clamp` are numbers, of which the
     type promotion for ONNX makes tensors."""
@@ -161,7 +119,7 @@ def _permuted_at_once(op: Op, nodes: Sequence[Node]) -> Op:
 
     Source: onnxscript/rewriter/rules/common/_basic_rules.py, `TransposeTranspose`.
     """
-    if op.base not in _PERMUTES or len(nodes) != 1 or nodes[0].op != "Transpose" or not op.args:
+    if "permuted" not in kinds_of(op.base) or len(nodes) != 1 or nodes[0].op != "Transpose" or not op.args:
         return op
     axes, rest = nodes[0].attrs.get("perm"), op.args[1:]
     if not isinstance(axes, (list, tuple)) or not axes:
@@ -304,22 +262,14 @@ def in_another_form(fx: FxNode, lost: Sequence[str], nodes: Sequence[Node], net:
     return ()
 
 
-# calls with sizes as an argument, and its position
-_SIZES = {
-    "aten::view": 1, "aten::_unsafe_view": 1, "aten::reshape": 1, "aten::expand": 1, "aten::new_zeros": 1,
-    "aten::new_ones": 1, "aten::new_full": 1, "aten::new_empty": 1, "aten::zeros": 0, "aten::ones": 0, "aten::full": 0,
-    "aten::empty": 0, "aten::rand": 0, "aten::randn": 0,
-}  # fmt: skip
-
-
 def resized(op: Op, net: Net) -> Op:
     """An op whose text has the sizes of the export, at the sizes that inference found now."""
     shape = net.shape(op.outputs[0]) if op.outputs else None
-    position = _SIZES.get(op.base)
     if shape is None:
         return op
-    args = list(op.args)
-    if position is not None and position < len(args) and isinstance(args[position], tuple):
+    args, names = list(op.args), parameters(op.base)
+    position = names.index("size") if "size" in names else len(args)
+    if position < len(args) and isinstance(args[position], tuple):
         args[position] = shape
     elif op.base.startswith("aten::upsample") and len(args) > 1 and isinstance(args[1], tuple):
         args[1] = shape[2:]

@@ -15,8 +15,8 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
-from staticmem.ops import kinds_of
 from staticmem.ops.activations import MISH, SWISH
+from staticmem.ops.registry import OPERATORS, kinds_of
 from staticmem.passes.frames.line_texts import calls_hidden_code, without_indices
 from staticmem.passes.frames.source_lines import names_of_children
 from staticmem.passes.lost_gradients import LIBRARIES
@@ -25,24 +25,6 @@ if TYPE_CHECKING:
     from staticmem.passes.asked import Asked
 
 
-# ops that nothing but a source line makes in place: methods with an underscore, and augmented assignments
-BY_LINE_ONLY = frozenset((
-    "aten::mul", "aten::sub", "aten::div", "aten::sigmoid", "aten::tanh", "aten::clamp", "aten::exp",
-    "aten::masked_fill", "aten::clamp_min", "aten::clamp_max", "aten::abs", "aten::neg", "aten::sqrt", "aten::rsqrt",
-    "aten::pow", "aten::log", "aten::floor", "aten::round", "aten::reciprocal", "aten::index_add", "aten::scatter_add",
-    "aten::scatter",
-    "aten::tril", "aten::triu",
-))  # fmt: skip
-# those that fill a tensor of zeros, which nobody has another use for: where no trace shows the line, in place
-_FILLING = frozenset(("aten::index_add", "aten::scatter_add", "aten::scatter"))
-_AUGMENTED = {"aten::add": "+", "aten::sub": "-", "aten::mul": "*", "aten::div": "/"}
-# activations by the class of torch.nn that takes `inplace=True`
-MODULES = {
-    "aten::relu": "ReLU", "aten::hardtanh": "Hardtanh", "aten::silu": "SiLU", "aten::hardswish": "Hardswish",
-    "aten::leaky_relu": "LeakyReLU", "aten::elu": "ELU", "aten::hardsigmoid": "Hardsigmoid", "aten::relu6": "ReLU6",
-    "aten::selu": "SELU", "aten::celu": "CELU", "aten::mish": "Mish",
-}  # fmt: skip
-INPLACE_OPS = (*MODULES, *BY_LINE_ONLY, "aten::add")
 _TRUE = re.compile(r"inplace\s*=\s*True|,\s*True\s*\)|\(\s*True\s*\)")
 
 
@@ -52,8 +34,11 @@ def written(op: Op) -> bool | None:
         return None
     said = _line_says(op.base, op.stack[-1].text)
     if said is None and len(op.stack) > 1 and "self.inplace" in op.stack[-1].text:
-        module = MODULES.get(op.base, "")  # a module that the caller's line makes: `nn.ReLU(True)(x)`
-        calls = re.findall(rf"\b{module}\(([^()]*)\)\(", op.stack[-2].text) if module else []
+        if "activation" not in kinds_of(op.base):
+            return None
+        # a module that the caller's line makes: `nn.ReLU(True)(x)`
+        module = op.base.removeprefix("aten::").replace("_", "")
+        calls = re.findall(rf"(?i)\b{module}\(([^()]*)\)\(", op.stack[-2].text)
         return _TRUE.search(f"({calls[0]})") is not None if len(calls) == 1 else None
     return said
 
@@ -65,7 +50,7 @@ def _line_says(base: str, text: str) -> bool | None:
         return True
     if name == "scatter" and "gumbel_softmax(" in text:
         return True  # torch/nn/functional.py, `gumbel_softmax`: zeros_like(logits).scatter_(dim, index, 1.0)
-    sign = _AUGMENTED.get(base)
+    sign = next((sign for sign, target in OPERATORS.items() if target == base), None)
     if sign is not None:
         sign = re.escape(sign)
         augmented = re.match(rf"\s*[A-Za-z_][\w.]*(?:\[[^]]*\])?\s*{sign}=(?!=)(.*)", text)
@@ -77,12 +62,16 @@ def _line_says(base: str, text: str) -> bool | None:
     calls = re.findall(rf"\b{name}\(", text)
     if not calls or "inplace=self." in text or "self.inplace" in text:
         return None
-    if _TRUE.search(text) is None:
+    if _TRUE.search(text) is None or "activation" not in kinds_of(base):
         return False
     return True if len(calls) == 1 else None
 
 
-CANDIDATES = (*MODULES, "aten::add")
+def may_be_in_place(base: str) -> bool:
+    """Whether code may write an op in place: a method with an underscore, an augmented assignment, or `inplace=True`.
+    Views and dropout have such forms too, and exports have neither."""
+    kinds = kinds_of(base)
+    return "has_in_place" in kinds and kinds.isdisjoint(("dropout", "view"))
 
 
 def writes_into_views(graph: Graph, ops: Sequence[Op]) -> bool:
@@ -125,8 +114,9 @@ class _Facts:
         return any("layer_scale" in p.value.name for p in self.parameters)
 
     def fills(self, op: Op, maker: Op) -> bool:
-        """Whether an op fills a new tensor in a function of which no trace shows the lines."""
-        if op.base not in _FILLING or "factory" not in kinds_of(maker.base) or not op.stack:
+        """Whether an op fills a new tensor, which nobody has another use for, in a function of which no trace shows the
+        lines."""
+        if "scatter" not in kinds_of(op.base) or "factory" not in kinds_of(maker.base) or not op.stack:
             return False
         return calls_hidden_code(op.stack[-1].text, self.children)
 
@@ -165,7 +155,7 @@ def run_in_place(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     if graph.inplace_known or policy == "none":
         return graph, ()
     candidates = {op.target for op in graph.ops}
-    candidates = {target for target in candidates if target.split(".", 1)[0] in (*CANDIDATES, *BY_LINE_ONLY)}
+    candidates = {target for target in candidates if may_be_in_place(target.split(".", 1)[0])}
     if not candidates:
         return graph, ()
     facts = _Facts(graph)
@@ -229,8 +219,12 @@ def ops_left_open(graph: Graph) -> list[int] | None:
 
     None where they may save other tensors for backward."""
     candidates = {op.target for op in graph.ops}
-    left_open = (*CANDIDATES, *_FILLING)
-    candidates = {target for target in candidates if target.split(".", 1)[0].rstrip("_") in left_open}
+    bases = {target: target.split(".", 1)[0] for target in candidates}
+    candidates = {
+        target
+        for target, base in bases.items()
+        if base in ("aten::add", "aten::add_") or not kinds_of(base).isdisjoint(("activation", "scatter"))
+    }
     if not candidates:
         return []
     if any(op.source in _GATES and _may_be_product(op) for op in graph.ops):
@@ -245,9 +239,7 @@ def _may(op: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
     if op.stack and op.args and isinstance(op.args[0], Ref) and written(op):
         name = op.args[0].name
         maker = facts.producer.get(name)
-        return (
-            maker is not None and name not in facts.kept and facts.last_reader[name] is op and maker.base not in _VIEWS
-        )
+        return maker is not None and name not in facts.kept and facts.last_reader[name] is op and not _is_view(maker)
     maker = _overwritten(op, facts)
     return maker is not None and _should(op, maker, graph, facts, policy)
 
@@ -263,27 +255,26 @@ def _overwritten(op: Op, facts: _Facts) -> Op | None:
     if maker is None or name in facts.again or name in facts.kept:
         return None
     if op.base == "aten::add":
-        allowed = (
-            len(op.args) > 1 and isinstance(op.args[1], Ref) and maker.base in _FRESH and not facts.grows(op, name)
-        )
+        # not saved for the backward of what made it
+        fresh = maker.base in _FRESH or not kinds_of(maker.base).isdisjoint(("convolution", "norm"))
+        allowed = fresh and len(op.args) > 1 and isinstance(op.args[1], Ref) and not facts.grows(op, name)
     else:
-        allowed = maker.base not in _VIEWS
+        allowed = not _is_view(maker)
     return maker if allowed else None
 
 
-_VIEWS = frozenset(("aten::select", "aten::split", "aten::chunk", "aten::unbind", "aten::expand"))
-# results that are not saved for the backward of what made them: they may be overwritten
-_FRESH = frozenset((
-    "aten::batch_norm", "aten::conv2d", "aten::conv1d", "aten::conv3d", "aten::mul", "aten::linear",
-    "aten::group_norm", "aten::layer_norm",
-))  # fmt: skip
+_FRESH = ("aten::mul", "aten::linear")
+
+
+def _is_view(maker: Op) -> bool:
+    return maker.base == "aten::select" or not kinds_of(maker.base).isdisjoint(("expanded", "split"))
 
 
 def _should(op: Op, maker: Op, graph: Graph, facts: _Facts, policy: str) -> bool:
     said = written(op) if op.stack else None
     if said is not None:
         return said
-    if op.base in BY_LINE_ONLY:
+    if op.base != "aten::add" and "activation" not in kinds_of(op.base):  # a line alone can say it
         return policy != "least" and facts.fills(op, maker)
     if policy == "all":
         return True

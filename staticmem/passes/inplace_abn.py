@@ -14,14 +14,12 @@ from dataclasses import replace
 
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph, Note, Op, Ref
-from staticmem.ops import kinds_of
-from staticmem.ops.inplace_abn import INPLACE_ABN
+from staticmem.ops.inplace_abn import ACTIVATIONS, INPLACE_ABN, RELU
+from staticmem.ops.registry import CONCATENATIONS, LINEARS, kinds_of
 from staticmem.passes.inserted import with_ops
 
-RELU = ("aten::relu", "aten::relu_")
-ACTIVATIONS = (*RELU, "aten::leaky_relu", "aten::leaky_relu_", "aten::elu", "aten::elu_")
 # ops that do not save their result and whose result is no view; beside convolutions
-_PRODUCERS = ("aten::linear", "aten::addmm", "aten::cat", "aten::add", "aten::sub")
+_PRODUCERS = LINEARS | CONCATENATIONS | {"aten::add", "aten::sub"}
 
 
 def replace_norms(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:

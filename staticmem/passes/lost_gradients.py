@@ -21,11 +21,9 @@ from dataclasses import replace
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Graph, Op, Parameter, Ref
 from staticmem.ir.record import record
-from staticmem.ops.registry import NO_DERIVATIVE
+from staticmem.ops.registry import NO_DERIVATIVE, Kind, kinds_of
 
-_STEP_IS_FLOAT = frozenset(f"aten::{name}" for name in "sign floor ceil round trunc heaviside".split())
-_STEPS = _STEP_IS_FLOAT | {"aten::gt", "aten::ge", "aten::lt", "aten::le"}
-_KEEPS_STEP = frozenset("aten::to aten::_to_copy aten::where aten::clone".split())
+_KEEP_STEP: tuple[Kind, ...] = ("cast", "copy", "masking")
 _ENDS = NO_DERIVATIVE | {"aten::argmax", "aten::topk"}
 _MAXIMA = ("aten::amax", "aten::max")
 # the names of parameters in torch.nn, with the old and the new norms of weights
@@ -49,7 +47,7 @@ class Step:
 
 def steps_of(graph: Graph) -> Mapping[int, Step]:
     """The steps of a graph that something reads, by the index of the op that makes the result."""
-    if graph.bases.isdisjoint(_STEPS):
+    if not any("step" in kinds_of(base) for base in graph.bases):
         return {}
     flows = {p.value.name for p in graph.parameters if p.trainable}
     running: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}  # inputs, and what was made so far
@@ -60,16 +58,17 @@ def steps_of(graph: Graph) -> Mapping[int, Step]:
         name, reads = op.outputs[0], op.refs()
         flowing = tuple(dict.fromkeys(read for read in reads if read in flows))
         begun: tuple[tuple[str, ...], tuple[str, ...]]
-        if op.base in _STEPS and flowing and not is_published(op):
+        kinds = kinds_of(op.base)
+        if "step" in kinds and flowing and not is_published(op):
             begun = flowing, (name,)
-        elif op.base in _KEEPS_STEP and not flowing and any(read in running for read in reads):
+        elif not kinds.isdisjoint(_KEEP_STEP) and not flowing and any(read in running for read in reads):
             before = next(running[read] for read in reads if read in running)
             begun = before[0], (*before[1], name)
         else:
-            if flowing and op.base not in _ENDS and op.base not in _STEPS:
+            if flowing and op.base not in _ENDS and "step" not in kinds:
                 flows.update(op.outputs)
             continue
-        if op.base in _STEP_IS_FLOAT or _makes_float(op, graph):
+        if ("step" in kinds and "comparison" not in kinds) or _makes_float(op, graph):
             if name in graph.last_read:
                 steps[index] = Step(name, *begun)
             flows.add(name)

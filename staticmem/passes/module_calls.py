@@ -20,7 +20,7 @@ from operator import is_
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Note, Op, Ref
-from staticmem.passes.inplace import INPLACE_OPS
+from staticmem.passes.inplace import may_be_in_place
 
 
 def number_calls(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
@@ -85,7 +85,7 @@ def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[
             grad, amp = regions[key]
             target, overload = op.base, op.target[len(op.base) :]
             called = _CALL.search(op.stack[-1].text)
-            if called is not None and op.base == f"aten::{called[1]}" and op.base in INPLACE_OPS:
+            if called is not None and op.base == f"aten::{called[1]}" and may_be_in_place(op.base):
                 target = f"{op.base}_"
             without_grad += not grad and key not in settled
             without_autocast += not amp

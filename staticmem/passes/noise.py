@@ -66,7 +66,7 @@ def _collapse(ops: Ops, net: Net, name: str) -> None:
         ops.alias(again, name)
 
 
-_FILLS = ("aten::bernoulli_", "aten::div_", "aten::bernoulli", "aten::div")
+_FILLS = ("aten::bernoulli", "aten::div")
 
 
 def follow_operand(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
@@ -92,7 +92,7 @@ def follow_operand(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[
             if step.base == "aten::mul":
                 other = next((n for n in step.refs() if n != name), None)
                 break
-            if step.base not in _FILLS:
+            if step.base.rstrip("_") not in _FILLS:
                 break
             name = step.outputs[0]
         if other is not None and made_at.get(other, len(ops)) < index:

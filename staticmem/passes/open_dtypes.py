@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
-from staticmem.ops import kinds_of
+from staticmem.ops import kinds_of, parameters
 from staticmem.ops.whole_model_cast import TO_DEVICE, cast_of
 from staticmem.passes.frames.line_texts import calls_hidden_code
 from staticmem.passes.frames.source_lines import names_of_children
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _OWN_DTYPE = re.compile(r"\.dtype\b|\btype_as\(|dtype=(?!torch\.)[a-z_]\w*|\.to\((?!torch\.float|dtype=torch\.)")
 _NAMED_DTYPE = re.compile(r"\btorch\.float|\.float\(")
-_FACTORIES = frozenset(f"aten::{name}" for name in "empty zeros ones full rand randn".split())
 
 
 def ends_under_autocast(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] | None:
@@ -50,7 +49,8 @@ def ends_under_autocast(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph]
         args = tuple(_swap(arg, amp) for arg in op.args)
         kwargs = {key: _swap(arg, amp) for key, arg in op.kwargs.items()}
         if (
-            op.base in _FACTORIES
+            "factory" in kinds[op.target]
+            and "self" not in parameters(op.base)
             and not any(isinstance(arg, (DType, bool, int)) for arg in op.args[1:])
             and "dtype" not in kwargs
         ):

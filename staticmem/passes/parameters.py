@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING
 
 from staticmem.errors import UsageError
 from staticmem.ir.graph import REQUIRES_GRAD, REQUIRES_NO_GRAD, Graph, Note, Parameter, Ref
-from staticmem.ops.registry import in_place
+from staticmem.ops.registry import in_place, kinds_of
 from staticmem.passes.layers import LINEAR, layers_of
 from staticmem.scenario.adapters import ALL_LINEAR
 from staticmem.scenario.optimizers import LowRank
 from staticmem.scenario.step import NONE_FROZEN
-
-# products of an input and a weight, among them losses that run the last linear layer (passes.head_losses)
-_LINEAR = ("aten::linear", "staticmem::linear_cross_entropy", "staticmem::fused_linear_cross_entropy")
 
 if TYPE_CHECKING:
     from staticmem.passes.asked import Asked
@@ -205,7 +202,9 @@ def weights_of_linear(graph: Graph) -> dict[str, str]:
     tables = {ref for op in graph.ops if op.base == "aten::embedding" for ref in op.refs()[:1]}
     paths: dict[str, str] = {}
     for op in graph.ops:
-        for name in op.refs()[1:2] if op.base in _LINEAR else ():
+        if op.base != "aten::linear" and "head_loss" not in kinds_of(op.base):
+            continue
+        for name in op.refs()[1:2]:
             if name not in owned or name in tables:
                 continue
             path = owned[name].fqn.removesuffix(".weight")

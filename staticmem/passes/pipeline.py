@@ -118,7 +118,6 @@ class Rewrite(Pass):
 
 
 _DECOMPOSITIONS = "torch/_decomp/decompositions.py"
-_CONVOLUTIONS = "aten::conv1d aten::conv2d aten::conv3d"
 _RECURRENT = "aten::tanh aten::relu aten::mul aten::add"
 _LAST_OF_LOSSES = "aten::sub aten::where aten::log1p"
 
@@ -127,7 +126,7 @@ _OF_THE_FILE = (
         "folded norms",
         "nothing: it warns of batch norms that were folded into convolutions",
         "torch/csrc/jit/passes/onnx/eval_peephole.cpp, fuseConvBatchNorm",
-        "evidence:folded_norms", _CONVOLUTIONS,
+        "evidence:folded_norms", kinds=("convolution",),
     ),
     Pass(
         "tensors of the module",
@@ -378,7 +377,7 @@ STEP = (
         "unfolded batch norms",
         "batch norms that an export in inference mode folded into convolutions",
         "torch/nn/utils/fusion.py, fuse_conv_bn_eval",
-        "batch_norms:unfold_batch_norms", _CONVOLUTIONS, "unfold_batchnorm",
+        "batch_norms:unfold_batch_norms", option="unfold_batchnorm", kinds=("convolution",),
     ),
     Pass(
         "batch norms in training",

@@ -15,14 +15,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Arg, Graph, Note, Op, Ref, Value
+from staticmem.ops.registry import CONCATENATIONS, kinds_of
 
 if TYPE_CHECKING:
     from staticmem.ir.onnx_graph import Net
     from staticmem.passes.onnx_tensors import FromOnnx
 
-LAYERS = frozenset("aten::lstm aten::gru aten::rnn_tanh aten::rnn_relu".split())
-_VIEWS = frozenset("aten::unsqueeze aten::squeeze aten::view aten::transpose aten::reshape aten::dropout".split())
-_PARTS = frozenset("aten::slice aten::chunk aten::expand aten::select aten::unsqueeze aten::cat".split())
 _WEIGHT = re.compile(r"(.*)\.(?:weight|bias)_[ih]h_l(\d{1,4})(?:_reverse)?$")
 _MADE = re.compile(r"val_\d+$|.*Constant\w*$|\d+$|onnx::\w+$")  # tensors that the exporter made, not the module's
 
@@ -44,7 +42,7 @@ def _without_parts(ops: Sequence[Op], graph: Graph, net: Net) -> list[Op]:
     weights = {name for op in ops for name in op.refs() if name not in results} - set(net.inputs)
     rearranged: set[int] = set()
     for index, op in enumerate(ops):
-        if op.base in _PARTS and weights.issuperset(op.refs()):
+        if ("view" in kinds_of(op.base) or op.base in CONCATENATIONS) and weights.issuperset(op.refs()):
             rearranged.add(index)
             weights.update(op.outputs)
     needed, kept = set(graph.outputs), []
@@ -77,7 +75,7 @@ class _Layers:
         self.constants: set[str] = set()  # of the file, in place of which states are made
         chains: dict[str, _Chain] = {}
         for op in graph.ops:
-            if op.base in LAYERS:
+            if "recurrent" in kinds_of(op.base):
                 chain = self._continued(op, chains) or _Chain([op], [])
                 chains[op.outputs[0]] = chain
         for chain in {id(chain): chain for chain in chains.values()}.values():
@@ -93,7 +91,9 @@ class _Layers:
         """The chain that a layer is the next one of."""
         between: list[Op] = []
         name, dropout = _name(op.args[0]), 0.0
-        while name in self.maker and self.reads[name] == 1 and self.maker[name].base in _VIEWS:
+        while name in self.maker and self.reads[name] == 1:
+            if kinds_of(self.maker[name].base).isdisjoint(("dropout", "permuted", "reshaped")):
+                break
             between.append(self.maker[name])
             if between[-1].base == "aten::dropout" and isinstance(p := between[-1].args[1], float):
                 dropout = p
@@ -168,7 +168,7 @@ class _Layers:
     def _root(self, state: Arg) -> str | None:
         """The tensor that a state is a part of, or was broadcast from."""
         name = _name(state)
-        while name in self.maker and self.maker[name].base in _PARTS - {"aten::cat"}:
+        while name in self.maker and "view" in kinds_of(self.maker[name].base):
             name = _name(self.maker[name].args[0])
         return name
 

@@ -23,10 +23,6 @@ from staticmem.passes.onnx_tensors import FromOnnx
 _NAMED = re.compile(r"((?:new_)?(?:zeros|ones|full|empty)|[a-z_][a-z0-9_]*?)(?:_like)?(?:_\d+)?\Z")
 _FACTORY = re.compile(r"(?:new_)?(zeros|ones|full|empty)\Z")
 _INNER = ("val", "initializer")  # names of what is within a call: a weight that the exporter has transposed
-# results of the size of a parameter that they are computed of, unless the other operand is larger
-_SAME_SIZE = frozenset(
-    "masked_fill mul add sub div neg exp abs tanh sigmoid softplus softmax clamp pow tril triu where".split()
-)
 _REPEATING = ("expand", "expand_copy", "broadcast_to")
 
 
@@ -215,7 +211,7 @@ def _stored(name: str, readers: list[Op], net: Net, gone: _Gone) -> list[Op]:
             return [call("expand", Ref(whole), sizes)]
     elif first.modules and gone.is_of_buffer(first, value):
         return [call("empty", value.shape, dtype=value.dtype)]
-    elif match[1] in _SAME_SIZE and (whole := gone.of(first, value, view=False)) is not None:
+    elif _has_same_size(f"aten::{match[1]}") and (whole := gone.of(first, value, view=False)) is not None:
         return [call("clone", Ref(whole))]
     inner = name if sizes == owned else f"{name}::repeated"
     small = gone.source(first, len(owned), value.dtype) if value.dtype.is_floating_point else None
@@ -224,6 +220,13 @@ def _stored(name: str, readers: list[Op], net: Net, gone: _Gone) -> list[Op]:
     else:
         maker = call("empty", owned, output=inner, dtype=value.dtype)
     return [maker] if inner == name else [maker, call("expand", Ref(inner), sizes)]
+
+
+def _has_same_size(base: str) -> bool:
+    """Whether a result is as large as the parameter that it is computed of, unless the other operand is larger."""
+    from staticmem.ops.tags import tagged  # few files have stored results of parameters
+
+    return base in tagged("pointwise") or "softmax" in kinds_of(base) or base in ("aten::tril", "aten::triu")
 
 
 def _repeated(value: Value, reader: Op, net: Net) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -22,6 +22,7 @@ from dataclasses import replace
 from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Note, Op, Ref
 from staticmem.ir.onnx_graph import Net
 from staticmem.ir.record import record
+from staticmem.ops import kinds_of
 from staticmem.passes.edit import Ops
 from staticmem.passes.frames.line_texts import calls_hidden_code
 from staticmem.passes.frames.source_lines import names_of_children
@@ -32,7 +33,6 @@ _UNIFORM = Named("u", ("rand_like", "given"))
 _EXPONENTIAL = ("mul", ("where", ("ge", _UNIFORM, "limit"), "least", ("log", _UNIFORM)), "factor")
 _RMS_NORM = re.compile(r"\brms_norm\(")
 _CDIST = re.compile(r"\bcdist\(")
-_TRANSPOSES = ("aten::transpose", "aten::permute", "aten::mT")
 _INDEX_ADD = re.compile(r"\bindex_add_?\(")
 
 
@@ -101,10 +101,11 @@ def _distance(op: Op, maker: Mapping[str, Op], readers: Counter[str], changed: d
         arg = of.args[at] if of is not None and len(of.args) > at else None
         arg = arg[0] if isinstance(arg, tuple) and arg else arg
         source = maker.get(arg.name) if isinstance(arg, Ref) else None
-        return source if source is not None and source.base in bases else None
+        return source if source is not None and (source.base in bases or not bases) else None
 
     product = first(first(op, "aten::clamp_min", "aten::clamp"), "aten::matmul", "aten::bmm")
-    left, right = first(product, "aten::cat"), first(first(product, *_TRANSPOSES, at=1), "aten::cat")
+    left, turned = first(product, "aten::cat"), first(product, at=1)
+    right = first(turned, "aten::cat") if turned is not None and "permuted" in kinds_of(turned.base) else None
     scaled = first(left, "aten::mul")
     joined = right.args[0] if right is not None else None
     if scaled is None or not isinstance(joined, tuple) or len(joined) != 3:

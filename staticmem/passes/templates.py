@@ -22,9 +22,6 @@ from staticmem.passes.edit import Ops
 if TYPE_CHECKING:
     import numpy as np
 
-_COMMUTE = ("add", "mul", "max", "min")
-_FILLED = {"aten::scalar_tensor": 0, "aten::full": 1, "aten::new_full": 2, "aten::full_like": 1, "aten::tensor": 0}
-
 
 @record(frozen=True)
 class Named:
@@ -94,7 +91,7 @@ class Finder:
     def replaced(self, root: Op, match: Match, new: Op) -> None:
         """Puts one call in the place of the tree that ends in `root`."""
         for op in match.ops.values():
-            if op is not root and not (op.base in _FILLED and self._read_elsewhere(op, match)):
+            if op is not root and not (_filled_with(op) is not None and self._read_elsewhere(op, match)):
                 self.ops.drop(op)
         self.ops.put(root, new)
 
@@ -105,7 +102,7 @@ class Finder:
         names = {value.name for key, value in match.values.items() if key in kept and isinstance(value, Ref)}
         last = self.ops.producer[root.outputs[0]]
         for op in match.ops.values():
-            if op is root or op.base in _FILLED:
+            if op is root or _filled_with(op) is not None:
                 continue
             for name in op.outputs:
                 if name in self.ops.outputs and name not in names:
@@ -152,8 +149,7 @@ class Finder:
                 yield match
             return
         maker = self.ops.made_by(arg)
-        position = _FILLED.get(maker.base) if maker is not None else None
-        if maker is None or position is None or len(maker.args) <= position or maker.args[position] != number:
+        if maker is None or _filled_with(maker) != number:
             return
         extended = match.copied()
         extended.ops[self.ops.producer[maker.outputs[0]]] = maker
@@ -176,7 +172,7 @@ class Finder:
         parts, args = template[1:], op.args
         if len(args) != len(parts):
             return
-        swaps = template[0] in _COMMUTE and len(parts) == 2
+        swaps = "commutative" in kinds_of(op.base) and len(parts) == 2
         if not swaps and not all(map(self._may, parts, args)):
             return
         start = match.copied()
@@ -198,6 +194,12 @@ class Finder:
             return
         for extended in self._of(parts[0], args[0], match):
             yield from self._all(parts[1:], args[1:], extended)
+
+
+def _filled_with(op: Op) -> int | float | None:
+    """The number that an op makes a tensor of: `full(size, number)`."""
+    numbers = [arg for arg in op.args if isinstance(arg, (int, float))] if "factory" in kinds_of(op.base) else []
+    return numbers[-1] if numbers else None
 
 
 def regrouped(count: int) -> Sequence[Note]:

@@ -17,7 +17,7 @@ from itertools import pairwise, takewhile
 
 from staticmem.ir.graph import Arg, Frame, Op, Ref
 from staticmem.ir.onnx_graph import Net
-from staticmem.ops import kinds_of
+from staticmem.ops.registry import OPERATORS, Kind, kinds_of
 from staticmem.passes.edit import Ops
 
 # Modules whose forward is one op; none of them makes a view of its input (torch/nn/modules)
@@ -68,14 +68,14 @@ def _merge(ops: Ops, group: list[Op]) -> None:
     ops.put(first, replace(first, modules=modules, outputs=tuple(outputs)))
 
 
-_VIEW_OF = {"aten::slice_scatter": "aten::slice", "aten::select_scatter": "aten::select"}
+_SCATTERS = ("aten::slice_scatter", "aten::select_scatter")
 _FULL = 2**63 - 1
 
 
 def writes_into_parts(ops: Ops, net: Net) -> None:
     """Puts in-place writes into views back."""
     for index, op in enumerate(list(ops.ops)):
-        if op is None or op.base not in _VIEW_OF or len(op.args) < 2 or ops.ops[index] is not op:
+        if op is None or op.base not in _SCATTERS or len(op.args) < 2 or ops.ops[index] is not op:
             continue
         if not _write(ops, net, op):
             _assign(ops, op)
@@ -84,7 +84,7 @@ def writes_into_parts(ops: Ops, net: Net) -> None:
 def _write(ops: Ops, net: Net, scatter: Op) -> bool:
     """Undoes the chain of scatters that ends the innermost write; `scatter` is its first one."""
     source = ops.made_by(scatter.args[1])
-    if source is None or source.base in _VIEW_OF or ops.only_reader(source.outputs[0]) is not scatter:
+    if source is None or source.base in _SCATTERS or ops.only_reader(source.outputs[0]) is not scatter:
         return False
     view = ops.made_by(source.args[0]) if source.args else None
     if view is None or not _matches(view, scatter):
@@ -99,7 +99,7 @@ def _write(ops: Ops, net: Net, scatter: Op) -> bool:
         if current.args[0] == base and ops.made_by(base) is None:
             break
         outer = ops.only_reader(current.outputs[0])
-        if outer is None or outer.base not in _VIEW_OF or outer.args[1] != Ref(current.outputs[0]):
+        if outer is None or outer.base not in _SCATTERS or outer.args[1] != Ref(current.outputs[0]):
             break
         current, inner = outer, ops.made_by(base)
     last = chain[-1]
@@ -129,7 +129,7 @@ def _assign(ops: Ops, scatter: Op) -> None:
         return
     chain = [scatter]
     outer = ops.only_reader(scatter.outputs[0])
-    while outer is not None and outer.base in _VIEW_OF and outer.args[1:2] == (Ref(chain[-1].outputs[0]),):
+    while outer is not None and outer.base in _SCATTERS and outer.args[1:2] == (Ref(chain[-1].outputs[0]),):
         if not outer.outputs or len(chain) == _STEPS:
             return
         view = ops.made_by(chain[-1].args[0])
@@ -145,7 +145,7 @@ def _assign(ops: Ops, scatter: Op) -> None:
         return  # somebody reads what was there before
     part = f"{scatter.outputs[0]}::part"
     index = ops.producer[scatter.outputs[0]]
-    view_of = _VIEW_OF[scatter.base] + (".int" if scatter.base == "aten::select_scatter" else ".Tensor")
+    view_of = scatter.base.removesuffix("_scatter") + (".int" if scatter.base == "aten::select_scatter" else ".Tensor")
     ops.insert(index, replace(scatter, target=view_of, args=(scatter.args[0], *scatter.args[2:]), outputs=(part,)))
     written = replace(scatter, target="aten::copy_", args=(Ref(part), scatter.args[1]), outputs=(f"{part}::written",))
     ops.insert(index, written)
@@ -154,9 +154,7 @@ def _assign(ops: Ops, scatter: Op) -> None:
     ops.alias(last, base.name)
 
 
-_AUGMENTED = ("aten::add", "aten::sub", "aten::mul", "aten::div", "aten::pow", "aten::remainder")
 _STEPS = 64  # of views in views, at most: names may form a circle in a damaged file
-_SAME_NUMBERS = ("aten::expand", "aten::reshape", "aten::view")
 
 
 def augmented_parts(ops: Ops, net: Net) -> None:
@@ -167,13 +165,15 @@ def augmented_parts(ops: Ops, net: Net) -> None:
     """
     writes = [op for op in ops.given if op.target == "aten::copy_" and len(op.args) > 1]
     for first, second in pairwise(writes):
-        value, way = _origin(ops, first.args[1], _SAME_NUMBERS)
+        value, way = _origin(ops, first.args[1], ("expanded", "reshaped"))
         maker = ops.made_by(value)
-        if maker is None or maker.base not in _AUGMENTED or _origin(ops, second.args[1], _SAME_NUMBERS)[0] != value:
+        if maker is None or maker.base not in OPERATORS.values():
             continue
-        base, part = _origin(ops, first.args[0], tuple(_VIEW_OF.values()))
-        again, same = _origin(ops, second.args[0], tuple(_VIEW_OF.values()))
-        view, _ = _origin(ops, maker.args[0], tuple(_VIEW_OF.values()))
+        if _origin(ops, second.args[1], ("expanded", "reshaped"))[0] != value:
+            continue
+        base, part = _origin(ops, first.args[0], ("part",))
+        again, same = _origin(ops, second.args[0], ("part",))
+        view, _ = _origin(ops, maker.args[0], ("part",))
         if not base == again == view or [op.args[1:] for op in part] != [op.args[1:] for op in same]:
             continue
         if len(ops.readers[maker.outputs[0]]) != 2 or maker.outputs[0] in ops.outputs:
@@ -186,10 +186,12 @@ def augmented_parts(ops: Ops, net: Net) -> None:
         ops.put(maker, replace(maker, target=f"{namespace}_.{overload}"))
 
 
-def _origin(ops: Ops, arg: Arg, bases: Sequence[str]) -> tuple[Arg, list[Op]]:
+def _origin(ops: Ops, arg: Arg, kinds: Sequence[Kind]) -> tuple[Arg, list[Op]]:
     """What ops of these kinds were made of, and the ops, the last first; a damaged file may have them in a circle."""
     way: list[Op] = []
-    while len(way) < _STEPS and (maker := ops.made_by(arg)) is not None and maker.base in bases and maker.args:
+    while len(way) < _STEPS and (maker := ops.made_by(arg)) is not None and maker.args:
+        if kinds_of(maker.base).isdisjoint(kinds):
+            break
         way.append(maker)
         arg = maker.args[0]
     return arg, way
@@ -197,7 +199,7 @@ def _origin(ops: Ops, arg: Arg, bases: Sequence[str]) -> tuple[Arg, list[Op]]:
 
 def _matches(view: Op, scatter: Op) -> bool:
     """Whether a scatter writes what the view reads."""
-    return view.base == _VIEW_OF[scatter.base] and _range(view, 1) == _range(scatter, 2)
+    return view.base == scatter.base.removesuffix("_scatter") and _range(view, 1) == _range(scatter, 2)
 
 
 def _range(op: Op, position: int) -> tuple[Arg, ...]:

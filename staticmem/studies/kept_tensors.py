@@ -21,7 +21,6 @@ from staticmem.passes.frames.releases import kept_by_modules
 from staticmem.passes.frames.source_lines import is_published as is_published_line
 from staticmem.passes.lost_gradients import is_published
 
-_RANDOM = ("aten::rand", "aten::normal", "aten::bernoulli", "aten::multinomial", "aten::exponential", "aten::dropout")
 _ATTRIBUTE = re.compile(r"\s*(?:[\w.* ]+,\s*)*self\.\w+\s*(?:,[\w.*, ]+|:[^=]+)?=(?!=)")
 
 
@@ -114,11 +113,17 @@ def _constants(graph: Graph) -> set[str]:
     changing = {p.value.name for p in graph.parameters} | {value.name for value in graph.inputs}
     constant: set[str] = set()
     for op in graph.ops:
-        if not changing.isdisjoint(op.refs()) or op.base.startswith(_RANDOM):
+        if not changing.isdisjoint(op.refs()) or _is_random(op.base):
             changing.update((*op.outputs, *(op.refs() if op.base.endswith("_") else ())))
         elif _is_own(op):
             constant.update(op.outputs)
     return constant - changing
+
+
+def _is_random(base: str) -> bool:
+    from staticmem.ops.tags import tagged  # few graphs have an op that reads neither inputs nor parameters
+
+    return base in tagged("nondeterministic_seeded")
 
 
 def _is_own(op: Op) -> bool:

@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from staticmem.errors import DimensionError
 from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.ir.record import record
+from staticmem.ops.registry import Kind, kinds_of
 
-_SAME = frozenset(
-    f"aten::{name}"
-    for name in "unsqueeze expand view reshape repeat to _to_copy clone contiguous alias detach long".split()
-)
+_SAME_NUMBERS: tuple[Kind, ...] = ("cast", "copy", "expanded", "permuted", "reshaped")
 
 
 @record(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def _last(value: object, makers: Mapping[str, Op]) -> int | None:
         elif op.base == "aten::slice":
             if len(args) > 2 and (args[2] not in (0, None) or (len(args) > 3 and args[3] not in (None, 2**63 - 1))):
                 return None
-        elif op.base not in _SAME:
+        elif op.base != "aten::repeat" and kinds_of(op.base).isdisjoint(_SAME_NUMBERS):
             return None
         value = args[0]
     return None

@@ -21,10 +21,8 @@ from staticmem.ir.graph import Graph, Op, Ref, Value
 from staticmem.ops import argument, in_place, kinds_of
 from staticmem.report.model import NoteInfo, Report, Textbook
 
-# Where a file has lost which ops ran in place, these count as in place: networks write them so.
-_ACTIVATIONS = frozenset(
-    f"aten::{name}" for name in ("celu", "elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "relu", "relu6")
-)
+# Where a file has lost which ops ran in place, activations but these count as in place: networks write them so.
+_NOT_IN_PLACE = ("aten::silu", "aten::mish", "aten::selu", "aten::threshold")
 
 
 def tensor_bytes(shape: Iterable[int], dtype: DType = float32) -> int:
@@ -114,7 +112,7 @@ def _makes_nothing(op: Op, result: Value, values: dict[str, Value], inplace_know
     base = op.base
     if "view" in kinds_of(base) or base == "aten::contiguous" or in_place(base):  # the latter rarely copies
         return True
-    if base in _ACTIVATIONS and not inplace_known:
+    if "activation" in kinds_of(base) and base not in _NOT_IN_PLACE and not inplace_known:
         return True
     if base.startswith("aten::dropout"):
         return argument(op, "train") is False

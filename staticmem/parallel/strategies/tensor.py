@@ -17,12 +17,10 @@ from math import prod
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph, Op, Parameter, Ref
-from staticmem.ops.registry import LINEARS
+from staticmem.ops.registry import LINEARS, kinds_of
 from staticmem.parallel.blocks import ROOT, blocks_of_ops
 from staticmem.parallel.division import Traffic, WholeStep
 from staticmem.parallel.rewrite import Piece, Rewrite, Weight, ceil_div
-
-_HEADS = ("aten::scaled_dot_product_attention", "aten::softmax", "aten::_softmax")
 
 
 @dataclass
@@ -107,7 +105,7 @@ class _Block:
             return
         self.parts.add(index)
         self.partial.update(op.outputs)
-        if op.base in _HEADS or op.target in _HEADS:
+        if op.base == "aten::scaled_dot_product_attention" or "softmax" in kinds_of(op.base):
             for name in op.refs():
                 shape = self.shapes.get(name, ())
                 if len(shape) == 4:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from staticmem.ir.graph import Graph
-from staticmem.ops.registry import FREE_PRODUCTS
+from staticmem.ops.registry import FREE_PRODUCTS, kinds_of
 
-SOFTMAX = frozenset(("aten::softmax", "aten::_softmax"))
-CHANGES_WEIGHTS = frozenset(("aten::dropout", "aten::masked_fill", "aten::mul", "aten::where"))
+
+def changes_weights(base: str) -> bool:
+    """Whether an op makes weights of weights: by another number, or where a mask says so."""
+    return base == "aten::mul" or not kinds_of(base).isdisjoint(("dropout", "masking"))
 
 
 def attention_weights(graph: Graph) -> set[str]:
@@ -14,9 +16,9 @@ def attention_weights(graph: Graph) -> set[str]:
     source_of: dict[str, str] = {}  # what becomes of the results of softmax -> what it was made from
     weights: set[str] = set()
     for op in graph.ops:
-        if op.base in SOFTMAX:
+        if "softmax" in kinds_of(op.base):
             source_of[op.outputs[0]] = ""
-        elif op.base in CHANGES_WEIGHTS:
+        elif changes_weights(op.base):
             source = next((name for name in op.refs() if name in source_of), None)
             if source is not None:
                 source_of[op.outputs[0]] = source

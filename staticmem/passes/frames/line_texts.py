@@ -6,6 +6,8 @@ import ast
 import re
 from functools import lru_cache
 
+from staticmem.ops.registry import OPERATORS
+
 _NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
 ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
 _CALL = re.compile(r"[\w\])]\(")
@@ -17,14 +19,6 @@ _TORCH = frozenset(("torch", "F", "nn", "math", "functional"))
 _ADDED_BY = ("append", "insert")
 _ELEMENT = re.compile(r"\)\s*(?:\[\s*(-?\d{1,4})\s*\]|\.(values|indices)\b)\s*(?:#.*)?$")
 _FIELDS = {"values": 0, "indices": 1}  # of what `topk`, `sort`, `max` return
-_OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.MatMult: "matmul",
-    ast.Pow: "pow",
-}
 _BY_VARIABLE = re.compile(r"(?<![\w.])([A-Za-z_]\w*)(?:\[[^\]]*\])?\(")  # `norm(x)`, `blocks[i](x)`
 _INDEX = re.compile(r"\[[^][]*\]")
 _ONE_LINE = re.compile(r"^(?:if|elif|else|for|while|with|try|except|finally)\b.*:\s*\S|;")  # may have statements in it
@@ -178,6 +172,11 @@ def _value_of(statement: ast.stmt) -> ast.expr | None:
     return value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
 
 
+def _name_of(operator: ast.operator) -> str:
+    sign = ast.unparse(ast.BinOp(ast.Name("a"), operator, ast.Name("b")))[2:-2]
+    return OPERATORS.get(sign, "").removeprefix("aten::")
+
+
 @lru_cache(4096)
 def _names_of_ops(text: str) -> tuple[str, ...]:
     """The names of the functions and methods that a statement calls, and of its operators; the outermost first."""
@@ -185,12 +184,12 @@ def _names_of_ops(text: str) -> tuple[str, ...]:
     names: list[str] = []
     value = _value_of(statement) if statement is not None else None
     if isinstance(statement, ast.AugAssign):
-        names, value = [_OPERATORS.get(type(statement.op), "")], statement.value
+        names, value = [_name_of(statement.op)], statement.value
     if value is None:
         return ()
     for node in ast.walk(value):
         if isinstance(node, ast.BinOp):
-            names.append(_OPERATORS.get(type(node.op), ""))
+            names.append(_name_of(node.op))
         elif isinstance(node, ast.Call):
             names.append(node.func.attr.rstrip("_") if isinstance(node.func, ast.Attribute) else "")
         elif node is value:

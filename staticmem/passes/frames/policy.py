@@ -34,21 +34,17 @@ from dataclasses import dataclass, field
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, bases_of
 from staticmem.ir.stacks import Stack, common_depth
-from staticmem.ops.registry import CONCATENATIONS, FREE_PRODUCTS, JOINS, RING_ATTENTION
+from staticmem.ops.registry import CONCATENATIONS, FREE_PRODUCTS, JOINS, RING_ATTENTION, kinds_of
 
 POLICIES = ("expected", "last-use", "most")
 _PRODUCTS = FREE_PRODUCTS | {"aten::scaled_dot_product_attention", RING_ATTENTION}
-_UNPACKED = frozenset(("aten::split", "aten::split_with_sizes", "aten::chunk", "aten::unbind"))
 _NAMED_FOR_CHILDREN = CONCATENATIONS | {"aten::matmul"}  # rule 2
 _MOST_WRITTEN_WITHIN = 2  # parts: more are likelier to be a list that a loop has filled
 _PAIRS = frozenset(("aten::add", "aten::mul"))
 _TOTALS = frozenset(("aten::add", "aten::add_"))
 # ops that a rule speaks of: others matter only where values cross modules
-_IN_RULES = _PRODUCTS | _UNPACKED | JOINS | _PAIRS | {"aten::embedding"}
-_BLANK = frozenset(f"aten::{name}" for name in ("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like"))
-_PARTS = frozenset(("aten::slice", "aten::select"))
+_IN_RULES = _PRODUCTS | JOINS | _PAIRS | {"aten::embedding"}
 _MOST_VIEWS = 16  # of views that are followed: a damaged file may have them in a circle
-_WRITES = frozenset(("aten::copy_", "aten::index_put_", "aten::fill_"))
 _MODEL_PATH = re.compile(r"(^|\.)(model|encoder|decoder|transformer|bert|distilbert|electra|roberta|albert|gpt_neox)$")
 _MODEL = re.compile(r"transformers\..*(Model|Stack|Encoder|Decoder)$")
 
@@ -137,11 +133,13 @@ class _Variables:
             if depth < 0:
                 continue
             has_name = name in later_arguments
-            if producer.base not in _IN_RULES and last.base not in _IN_RULES:  # rule 8 alone may apply
+            kinds = kinds_of(producer.base) | kinds_of(last.base)
+            if "split" not in kinds and producer.base not in _IN_RULES and last.base not in _IN_RULES:
+                # rule 8 alone may apply
                 if has_name or (len(outer) > depth + 1 and _is_model(outer[depth + 1])):
                     held[name] = depth
                 continue
-            if producer.base in _UNPACKED and len(producer.outputs) > 1:
+            if "split" in kinds_of(producer.base) and len(producer.outputs) > 1:
                 held[name] = len(outer) - 1
                 continue
             if has_name or self._has_name(name, producer, last, depth):
@@ -162,17 +160,15 @@ class _Variables:
     def _filled_in_parts(self) -> dict[str, int]:
         """Tensors that a module makes to assign to their parts, and the depth of its frame."""
         held: dict[str, int] = {}
-        if _BLANK.isdisjoint(bases_of(self.graph.ops)):
-            return held
         for op in self.graph.ops:
-            target = op.args[0] if op.base in _WRITES else None
+            target = op.args[0] if "assignment" in kinds_of(op.base) else None
             source = self.producers.get(target.name) if isinstance(target, Ref) else None
             for _ in range(_MOST_VIEWS):
-                if source is None or source.base not in _PARTS:
+                if source is None or "part" not in kinds_of(source.base):
                     break
                 target = source.args[0] if source.args else None
                 source = self.producers.get(target.name) if isinstance(target, Ref) else None
-            if source is not None and source.base in _BLANK and source.outputs[0] in self.last_readers:
+            if source is not None and "factory" in kinds_of(source.base) and source.outputs[0] in self.last_readers:
                 depth = common_depth(source.modules, op.modules) - 1
                 if depth >= 0:
                     held[source.outputs[0]] = depth

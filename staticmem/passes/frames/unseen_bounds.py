@@ -21,13 +21,12 @@ from collections.abc import Collection, Set
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref
 from staticmem.ir.stacks import Stack, call_ends, common_depth, general_path, shared_frames
-from staticmem.ops.registry import FREE_PRODUCTS, JOINS, RING_ATTENTION
-from staticmem.passes.frames.attention_weights import CHANGES_WEIGHTS, SOFTMAX, attention_weights
+from staticmem.ops.registry import FREE_PRODUCTS, JOINS, RING_ATTENTION, kinds_of
+from staticmem.passes.frames.attention_weights import attention_weights, changes_weights
 from staticmem.passes.frames.policy import Held
 from staticmem.passes.lost_gradients import is_published
 
 _TORCH = "torch.nn."
-_MASKS = frozenset(("aten::masked_fill", "aten::masked_fill_", "aten::where"))
 _ATTENTION = "aten::scaled_dot_product_attention"
 _MOST_OPS = 12  # between the scores of attention and its product with values
 _LEAST_IN_LIST = 3  # parts: what joins two is likelier to have them as arguments
@@ -64,7 +63,7 @@ def ends_of_frames(graph: Graph, names: Collection[str]) -> dict[str, int]:
     maker = {op.outputs[0]: op for op in ops if op.outputs}
     maker.update((name, op) for op in ops if len(op.outputs) > 1 for name in op.outputs)
     bases = ((target, target.split(".", 1)[0]) for target in {op.target for op in ops})
-    passed_on = {target for target, base in bases if base in SOFTMAX or base in CHANGES_WEIGHTS}
+    passed_on = {target for target, base in bases if "softmax" in kinds_of(base) or changes_weights(base)}
     in_lists = _parts_of_callers_lists(graph)
     again = graph.read_again & set(names)
     shared: dict[str, int] = {}  # by all readers of what is read more than once
@@ -244,8 +243,8 @@ def _masked_keys(weights: str, maker: dict[str, Op]) -> str:
         if op.base in FREE_PRODUCTS and normed:
             keys = op.args[1] if len(op.args) > 1 else None
             return keys.name if masked and isinstance(keys, Ref) else ""
-        normed = normed or op.base in SOFTMAX
-        masked = masked or (normed and op.base in _MASKS)
+        normed = normed or "softmax" in kinds_of(op.base)
+        masked = masked or (normed and "masking" in kinds_of(op.base))
         sources = [a for a in op.args[:2] if isinstance(a, Ref)]
         if op.base == "aten::where":
             sources = [a for a in op.args[1:3] if isinstance(a, Ref) and a.name in maker]

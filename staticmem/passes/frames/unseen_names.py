@@ -33,7 +33,6 @@ from staticmem.passes.frames.unseen_bounds import ends_of_names_in_loops
 from staticmem.passes.lost_gradients import LIBRARIES
 
 _KNOWN = ("torch.nn.", *LIBRARIES)
-_STEPS = frozenset(("aten::add", "aten::sub", "aten::mul", "aten::div"))  # `x = x + f(x)`
 _ACTIVATIONS = frozenset(f"aten::{name}" for name in ("relu", "tanh", "sigmoid"))  # that calls are written within
 _PADS = frozenset(("aten::pad", "aten::constant_pad_nd"))
 
@@ -95,7 +94,7 @@ class _Names:
         own = len(reader.modules) == level + 1
         if any(".pop(" in line.text for line in reader.stack):  # what a line takes off a list has no name
             return None
-        if own and reader.base in _STEPS and reader.args[:1] == (Ref(name),):
+        if own and "arithmetic" in kinds_of(reader.base) and reader.args[:1] == (Ref(name),):  # `x = x + f(x)`
             return None
         if own and reader.base in JOINS and len(statements) == 1:
             return returned if self._is_second_part(name, origin, reader, level) else None

@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
 from staticmem.ir.record import record
-from staticmem.ops.registry import RESHAPES
+from staticmem.ops import kinds_of
 from staticmem.passes.affine import Affine, Knowledge, Mask
 from staticmem.passes.generation.over_keys import ops_over_keys
 from staticmem.passes.generation.reading import argument, not_recognised, ref_name, takes_all
 from staticmem.passes.generation.written import Written, written_attentions
 
 SDPA = "aten::scaled_dot_product_attention"
-_REPEATS = RESHAPES | {"aten::clone", "aten::expand", "aten::unsqueeze"}
-_VIEWS = ("aten::split", "aten::split_with_sizes", "aten::transpose", "aten::view", "aten::reshape", "aten::slice")
 _LONGEST_CHAIN = 12  # ops of `repeat_kv`, with the slices that some exports write between them
 
 
@@ -145,7 +143,7 @@ def _latents(
     Source: transformers 5.24, models/deepseek_v3/modeling_deepseek_v3.py, `expand_kv`.
     """
     op = maker.get(value)
-    while op is not None and op.base in _VIEWS:
+    while op is not None and "view" in kinds_of(op.base):
         op = maker.get(ref_name(op.args[0]))
     latents = ref_name(op.args[0]) if op is not None and op.base == "aten::linear" else ""
     source = wide.get(latents)
@@ -170,6 +168,10 @@ def _latents(
     return latents, ref_name(shared[0].args[0])
 
 
+def _repeats(op: Op) -> bool:
+    return not kinds_of(op.base).isdisjoint(("copy", "expanded", "reshaped"))
+
+
 def _before_repeat(arg: Arg, maker: Mapping[str, Op], of: Op) -> tuple[str, tuple[str, ...], tuple[int, ...]]:
     """What `repeat_kv` repeats, the names of its steps and the sizes that it expands to; without one the value itself.
     A first update of an empty cache (`cat` with a tensor without elements) is none of it.
@@ -181,7 +183,7 @@ def _before_repeat(arg: Arg, maker: Mapping[str, Op], of: Op) -> tuple[str, tupl
     name, steps, sizes = arg.name, list[str](), tuple[int, ...]()
     for _ in range(_LONGEST_CHAIN):
         op = maker.get(name)
-        if op is None or not (op.base in _REPEATS or takes_all(op)) or not isinstance(op.args[0], Ref):
+        if op is None or not (_repeats(op) or takes_all(op)) or not isinstance(op.args[0], Ref):
             break
         if op.base == "aten::expand":
             given = op.args[1]

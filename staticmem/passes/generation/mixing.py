@@ -10,14 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.ir.graph import Graph, Op
-from staticmem.ops.registry import FREE_PRODUCTS
+from staticmem.ops.registry import FREE_PRODUCTS, kinds_of
 from staticmem.passes.generation.attention import Attention
 from staticmem.passes.generation.reading import not_recognised, ref_name
-
-_CONVOLUTIONS = frozenset(
-    f"aten::{name}" for name in ("conv1d", "conv2d", "convolution", "_convolution", "lstm", "gru", "rnn_tanh")
-)
-_BY_INDEX = frozenset(f"aten::{name}" for name in ("embedding", "index", "index_select", "gather"))
 
 
 def refuse_other_mixing(graph: Graph, calls: Sequence[Attention]) -> None:
@@ -33,7 +28,8 @@ def refuse_other_mixing(graph: Graph, calls: Sequence[Attention]) -> None:
     hidden: set[str] = set()
     ids = graph.inputs[0].name
     for op in graph.ops:
-        if op.base in _BY_INDEX and ref_name(op.args[0]) not in hidden:
+        kinds = kinds_of(op.base)
+        if "lookup" in kinds and ref_name(op.args[0]) not in hidden:
             first = op.base == "aten::embedding" and ids in op.refs()
             hidden.update(op.outputs if first else ())
             continue
@@ -41,7 +37,8 @@ def refuse_other_mixing(graph: Graph, calls: Sequence[Attention]) -> None:
         if not read:
             continue
         hidden.update(op.outputs)
-        if op.base in _CONVOLUTIONS or (op.base in FREE_PRODUCTS and len(read) > 1 and op.name not in products):
+        mixes = not kinds.isdisjoint(("convolution", "recurrent"))
+        if mixes or (op.base in FREE_PRODUCTS and len(read) > 1 and op.name not in products):
             raise _mixed(op)
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from staticmem.ir.graph import Arg, Graph, Op, Ref
+from staticmem.ops import parameters
 from staticmem.passes.generation.reading import not_recognised
-
-_SIZED = {"aten::view": 1, "aten::reshape": 1, "aten::expand": 1}  # the argument that has sizes
 
 
 def ops_over_keys(graph: Graph, cached: Iterable[str], ends: Iterable[Op], scores: frozenset[str]) -> tuple[str, ...]:
@@ -66,7 +65,8 @@ class Lengths:
         one, many = self._both(op)
         if op.base == "aten::slice" and op.args[1:2] in ((-1,), (3,)):
             return self.over_keys(op, keys)
-        position = _SIZED.get(op.base, len(op.args))
+        names = parameters(op.base)
+        position = names.index("size") if "size" in names else len(op.args)
         sizes = op.args[position] if position < len(op.args) else ()
         if not isinstance(sizes, tuple) or not sizes:
             return op

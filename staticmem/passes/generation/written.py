@@ -11,15 +11,12 @@ from collections.abc import Iterator, Mapping
 
 from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.ir.record import record
+from staticmem.ops.registry import CONCATENATIONS, RESHAPES, kinds_of
+from staticmem.ops.tags import tagged
 
-_SOFTMAX = ("aten::softmax", "aten::_softmax")
 _PRODUCT = "aten::matmul"
-_VIEWS = ("aten::slice", "aten::expand", "aten::unsqueeze", "aten::to", "aten::contiguous")
-_ON_SCORES = frozenset((
-    *_VIEWS, "aten::mul", "aten::div", "aten::add", "aten::sub", "aten::tanh", "aten::cat", "aten::max", "aten::amax",
-    "aten::view", "aten::reshape", "aten::dropout", "aten::mul_", "aten::div_", "aten::add_", "aten::tanh_",
-    "aten::_to_copy", "aten::type_as", "aten::clone", "aten::clamp",
-))  # fmt: skip
+_VIEWS = ("aten::slice", "aten::unsqueeze")  # that `Lengths.over_scores` knows at other lengths, as it does reshapes
+_OVER_KEYS = ("aten::amax", *CONCATENATIONS)  # of scores: what a softmax subtracts, and a column of sinks
 
 
 @record(frozen=True)
@@ -41,7 +38,7 @@ def written_attentions(graph: Graph, maker: Mapping[str, Op]) -> Iterator[Writte
     """The attentions in order, each softmax with the products before and behind it."""
     at = {op.name: index for index, op in enumerate(graph.ops)}
     for op in graph.ops:
-        if op.base not in _SOFTMAX:
+        if "softmax" not in kinds_of(op.base):
             continue
         first = _product_before(op, maker)
         written = _written(graph, at, first, op, maker) if first is not None else None
@@ -59,7 +56,7 @@ def _product_before(softmax: Op, maker: Mapping[str, Op]) -> Op | None:
         seen.add(name)
         if op.base == _PRODUCT:
             return op
-        if op.base in _ON_SCORES:
+        if _is_on_scores(op):
             names += op.refs()[::-1]
     return None
 
@@ -73,7 +70,7 @@ def _written(graph: Graph, at: Mapping[str, int], first: Op, softmax: Op, maker:
         if op.base == _PRODUCT:
             last = op
             break
-        if op.base not in _ON_SCORES and op.base not in _SOFTMAX:
+        if not _is_on_scores(op) and "softmax" not in kinds_of(op.base):
             break
         descended.update(op.outputs)
         scores.append(op.name)
@@ -94,6 +91,19 @@ def _written(graph: Graph, at: Mapping[str, int], first: Op, softmax: Op, maker:
     return Written(first, last, frozenset((*scores, *views)), key, value, choice)
 
 
+def _is_same(op: Op) -> bool:
+    """Whether an op gives the same numbers, or some of them, with the keys where they were."""
+    return op.base in _VIEWS or not kinds_of(op.base).isdisjoint(("cast", "copy", "expanded"))
+
+
+def _is_on_scores(op: Op) -> bool:
+    """Whether an op makes scores, or weights, of scores: the keys stay the last dimension. What puts a mask in itself
+    is none, because the mask is looked for in what is added."""
+    if _is_same(op) or op.base in RESHAPES or op.base in _OVER_KEYS or "dropout" in kinds_of(op.base):
+        return True
+    return op.base in tagged("pointwise") and "masking" not in kinds_of(op.base)
+
+
 def _of_two(product: Op) -> bool:
     """Whether a product has two tensors."""
     return len(product.args) > 1 and all(isinstance(arg, Ref) for arg in product.args[:2])
@@ -110,7 +120,7 @@ def _mask(add: Op, scores: set[str], maker: Mapping[str, Op]) -> tuple[Op, tuple
     """The `where` of the mask that an op adds to the scores, and the names of the ops between."""
     for name in add.refs():
         op, between = maker.get(name), list[str]()
-        while op is not None and name not in scores and op.base in _VIEWS and op.refs():
+        while op is not None and name not in scores and _is_same(op) and op.refs():
             between.append(op.name)
             op = maker.get(op.refs()[0])
         if op is not None and name not in scores and op.base == "aten::where":

@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 from staticmem.engine.loss_terms import terms_over
 from staticmem.engine.losses import target_of
 from staticmem.ir.graph import Graph
+from staticmem.ops import kinds_of
 from staticmem.scenario.losses import has_terms
 from staticmem.scenario.step import FIRST, HELD, TORCH_OPTIMIZERS, Scenario
 from staticmem.validate.pytorch.program import NotRunnableError, Program, torch_dtype
@@ -41,14 +42,15 @@ def _attention_in_eval(args: list[Any], kwargs: dict[str, Any]) -> None:
         kwargs["dropout_p"] = 0.0
 
 
-_EVAL: dict[str, Callable[[list[Any], dict[str, Any]], Any]] = {
-    "aten::batch_norm": _norm_in_eval,
-    "aten::native_batch_norm": _norm_in_eval,
-    "aten::scaled_dot_product_attention": _attention_in_eval,
-    **{f"aten::{name}": _dropout_in_eval for name in (
-        "dropout", "dropout_", "feature_dropout", "feature_dropout_", "alpha_dropout", "feature_alpha_dropout",
-    )},
-}  # fmt: skip
+def _in_evaluation(graph: Graph) -> dict[str, Callable[[list[Any], dict[str, Any]], Any]]:
+    """What runs in place of ops that have another form in evaluation."""
+    dropouts = {base for base in graph.bases if "dropout" in kinds_of(base)} - {"aten::native_dropout"}
+    return {
+        "aten::batch_norm": _norm_in_eval,
+        "aten::native_batch_norm": _norm_in_eval,
+        "aten::scaled_dot_product_attention": _attention_in_eval,
+        **dict.fromkeys(dropouts, _dropout_in_eval),
+    }
 
 
 class Steps:
@@ -71,7 +73,7 @@ class Steps:
         self.trained_inputs: list[Any] = []
         self.outputs: Any = None
         if not scenario.training:
-            self.program.stand_ins = dict(_EVAL)
+            self.program.stand_ins = _in_evaluation(graph)
         elif device == "cpu":
             self.program.stand_ins = {"aten::dropout": self._dropout}
         if device == "cpu" and any(op.base == "aten::scaled_dot_product_attention" for op in graph.ops):
