@@ -217,7 +217,7 @@ def _is_fresh(base: str) -> bool:
     """Whether a result shares no storage with the first argument."""
     if base in tagged("pointwise"):
         return not in_place(base) and base not in tagged("view")
-    return base in _FRESH or not kinds_of(base).isdisjoint(("comparison", "factory", "lookup"))
+    return base in _FRESH or not kinds_of(base).isdisjoint(("comparison", "factory", "lookup", "running"))
 
 
 def _integers(values: Any) -> tuple[int, ...] | None:
@@ -476,5 +476,5 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "float16": (-(2**11), 2**11), "bfloat16": (-(2**8), 2**8), "float32": (-(2**24), 2**24),
     "float64": (-(2**53), 2**53),
 }  # fmt: skip
-_FRESH = CONCATENATIONS | {"aten::cumsum", "aten::diff", "aten::__and__"}
+_FRESH = CONCATENATIONS | {"aten::diff", "aten::__and__"}
 _WRITE_NOTHING = frozenset(("detach_", "requires_grad_"))

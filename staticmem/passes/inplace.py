@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
 from staticmem.ops.activations import MISH, SWISH
-from staticmem.ops.registry import OPERATORS, kinds_of
+from staticmem.ops.registry import SIGNS, kinds_of
 from staticmem.passes.frames.line_texts import calls_hidden_code, without_indices
 from staticmem.passes.frames.source_lines import names_of_children
 from staticmem.passes.lost_gradients import LIBRARIES
@@ -50,7 +50,7 @@ def _line_says(base: str, text: str) -> bool | None:
         return True
     if name == "scatter" and "gumbel_softmax(" in text:
         return True  # torch/nn/functional.py, `gumbel_softmax`: zeros_like(logits).scatter_(dim, index, 1.0)
-    sign = next((sign for sign, target in OPERATORS.items() if target == base), None)
+    sign = next((sign for sign, called in SIGNS.items() if called == name), None)
     if sign is not None:
         sign = re.escape(sign)
         augmented = re.match(rf"\s*[A-Za-z_][\w.]*(?:\[[^]]*\])?\s*{sign}=(?!=)(.*)", text)

@@ -17,7 +17,7 @@ from itertools import pairwise, takewhile
 
 from staticmem.ir.graph import Arg, Frame, Op, Ref
 from staticmem.ir.onnx_graph import Net
-from staticmem.ops.registry import OPERATORS, Kind, kinds_of
+from staticmem.ops.registry import SIGNS, Kind, kinds_of
 from staticmem.passes.edit import Ops
 
 # Modules whose forward is one op; none of them makes a view of its input (torch/nn/modules)
@@ -167,7 +167,7 @@ def augmented_parts(ops: Ops, net: Net) -> None:
     for first, second in pairwise(writes):
         value, way = _origin(ops, first.args[1], ("expanded", "reshaped"))
         maker = ops.made_by(value)
-        if maker is None or maker.base not in OPERATORS.values():
+        if maker is None or maker.base.removeprefix("aten::") not in SIGNS.values():
             continue
         if _origin(ops, second.args[1], ("expanded", "reshaped"))[0] != value:
             continue

@@ -6,7 +6,7 @@ import ast
 import re
 from functools import lru_cache
 
-from staticmem.ops.registry import OPERATORS
+from staticmem.ops.registry import SIGNS
 
 _NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
 ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
@@ -174,7 +174,7 @@ def _value_of(statement: ast.stmt) -> ast.expr | None:
 
 def _name_of(operator: ast.operator) -> str:
     sign = ast.unparse(ast.BinOp(ast.Name("a"), operator, ast.Name("b")))[2:-2]
-    return OPERATORS.get(sign, "").removeprefix("aten::")
+    return SIGNS.get(sign, "")
 
 
 @lru_cache(4096)
