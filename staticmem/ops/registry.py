@@ -76,16 +76,7 @@ FREE_PRODUCTS = frozenset(("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::
 LINEARS = frozenset(("aten::linear", "aten::addmm", "aten::mm", "aten::matmul"))  # the second factor may be a weight
 RESHAPES = frozenset(("aten::view", "aten::reshape", "aten::_unsafe_view"))
 # What Python's operators between tensors run; an augmented assignment runs it in place: `x += y` is `add_`.
-SIGNS = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "div",
-    "@": "matmul",
-    "**": "pow",
-    "%": "remainder",
-    "//": "floor_divide",
-}
+SIGNS = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "**": "pow", "%": "remainder"}
 NO_DERIVATIVE = frozenset(("aten::detach", "aten::zeros_like", "aten::ones_like", "aten::empty_like"))
 # Numbers that the engine and passes compute themselves
 _SYMBOLIC = ("operator::", "torch::sym_", "aten::sym_size", "aten::sym_numel", "aten::sym_stride")
