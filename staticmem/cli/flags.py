@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from staticmem.errors import UsageError
 from staticmem.scenario.combinations import LARGEST, check
-from staticmem.scenario.options import OUTPUT, Option
-from staticmem.scenario.request import OPTIONS, unknown
-from staticmem.scenario.step import WHOLE
+from staticmem.scenario.compiling import WHOLE
+from staticmem.scenario.options import OUTPUT, Option, unknown
+from staticmem.scenario.request import OPTIONS
 
 if TYPE_CHECKING:
     from staticmem.studies.sizing_search import Grown

@@ -15,8 +15,8 @@ from staticmem.cli.output import say
 from staticmem.config import locate
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.files import temporary_folder
+from staticmem.scenario.compiling import WHOLE
 from staticmem.scenario.request import OPTIONS, Request, request_of
-from staticmem.scenario.step import WHOLE
 
 if TYPE_CHECKING:
     from staticmem.config.config import Config

@@ -15,7 +15,8 @@ from staticmem.cli.flags import add_flag, add_max_dim, add_scenario, add_verb, p
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
-from staticmem.scenario.request import OPTIONS, checked_choice
+from staticmem.scenario.options import checked_choice
+from staticmem.scenario.request import OPTIONS
 
 if TYPE_CHECKING:
     from staticmem.devices.gpus import Gpu

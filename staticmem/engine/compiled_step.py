@@ -18,7 +18,8 @@ from staticmem.ir.graph import Graph, Note, Region
 from staticmem.ir.record import record
 from staticmem.passes.compile_regions import breaks_of, compile_regions, ddp_cuts
 from staticmem.scenario.checkpointing import Policy
-from staticmem.scenario.step import AUTOTUNED, Scenario
+from staticmem.scenario.compiling import AUTOTUNED
+from staticmem.scenario.step import Scenario
 
 VERSION = "2.15"  # the PyTorch whose compiler is followed
 # what decides plans; other options change the step around them

@@ -9,7 +9,7 @@ from staticmem.engine import losses
 from staticmem.engine.features import Feature, RunningStep
 from staticmem.engine.shapes import output_shape
 from staticmem.ir.graph import Note, Value
-from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, OF_THE_MODEL
+from staticmem.scenario.losses import AFTER_THE_MODEL, HEAD_LOSSES, OF_THE_MODEL
 
 _AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of the model
 

@@ -10,8 +10,9 @@ from staticmem.ir.graph import Frame, Graph, Note
 from staticmem.ops.registry import kinds_of
 from staticmem.passes.lost_gradients import is_of_layer
 from staticmem.scenario.checkpointing import Policy, never_seen
+from staticmem.scenario.edits import NONE_FROZEN
 from staticmem.scenario.losses import has_terms
-from staticmem.scenario.step import NONE_FROZEN, PAGEABLE, PINNED, Scenario
+from staticmem.scenario.step import PAGEABLE, PINNED, Scenario
 from staticmem.units import format_bytes
 from staticmem.version import DEFAULTS_CHANGED
 

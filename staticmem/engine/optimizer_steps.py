@@ -14,7 +14,8 @@ from typing import TypeAlias
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
-from staticmem.scenario.step import BITSANDBYTES, TORCHAO, Scenario
+from staticmem.scenario.optimizers import BITSANDBYTES, TORCHAO
+from staticmem.scenario.step import Scenario
 
 Shape: TypeAlias = tuple[int, ...]
 BLOCK = 256  # elements that share one absmax; bitsandbytes/optim/optimizer.py, `blocks = n // 256` (2,048 before 0.45)

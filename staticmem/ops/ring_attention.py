@@ -30,7 +30,7 @@ from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad
 from staticmem.ops.registry import RING_ATTENTION, Shapes, rule, size_of
 from staticmem.ops.views import slice_
-from staticmem.scenario.step import ROTATES_AT_ONCE, ContextShare
+from staticmem.scenario.strategies import ROTATES_AT_ONCE, ContextShare
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 _CAT, _COPY = "aten.cat.default", "aten.clone.default"

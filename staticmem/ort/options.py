@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from staticmem.errors import UsageError
 from staticmem.ir.record import record
-from staticmem.scenario.options import SESSION, declared, option
-from staticmem.scenario.request import unknown
+from staticmem.scenario.options import SESSION, declared, option, unknown
 
 STRATEGIES = ("kNextPowerOfTwo", "kSameAsRequested")
 

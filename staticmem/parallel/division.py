@@ -12,7 +12,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.parallel.rewrite import Rewrite, Weight
 from staticmem.parallel.zero_config import ZeroConfig
-from staticmem.scenario.step import ContextShare
+from staticmem.scenario.strategies import ContextShare
 
 DEFAULTS = ZeroConfig()
 MOST_DEVICES = 65536  # more is taken for a typing mistake

@@ -16,10 +16,9 @@ from staticmem.parallel.rewrite import Rewrite
 from staticmem.parallel.strategies import context, division_of
 from staticmem.scenario.adapters import in_type_of_layers, lora_of, lora_text
 from staticmem.scenario.combinations import RANKS, check
-from staticmem.scenario.losses import AUTO
+from staticmem.scenario.losses import AUTO, OF_TRANSFORMERS
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import OF_TRANSFORMERS, ExpertShare
-from staticmem.scenario.strategies import STRATEGIES, facts_of
+from staticmem.scenario.strategies import STRATEGIES, ExpertShare, facts_of
 
 
 def strategy_of(request: Request) -> Strategy:

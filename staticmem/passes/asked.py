@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # few requests ask for them
     from staticmem.ir.dtypes import DType
     from staticmem.ir.graph import Parameter
     from staticmem.scenario.adapters import Lora, Quantized
-    from staticmem.scenario.step import ContextShare, ExpertShare
+    from staticmem.scenario.strategies import ContextShare, ExpertShare
 
 
 @record(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Asked:
     freeze: str | None = None  # the pattern, in training only
     parameters: tuple[Parameter, ...] = ()
     inference: bool = False
-    # a loss of `scenario.step.HEAD_LOSSES`, in training only, and the labels of a target of `ctc`
+    # a loss of `scenario.losses.HEAD_LOSSES`, in training only, and the labels of a target of `ctc`
     head_loss: tuple[str, int | None] | None = None
     logits: tuple[int, ...] | None = None
     lora: AskedLora | None = None

@@ -29,7 +29,8 @@ from staticmem.passes.frames.source_lines import is_checkpoint_function
 from staticmem.passes.frames.unseen_code import line_calling_function
 from staticmem.passes.hidden_checkpoints import hidden_checkpoints
 from staticmem.passes.module_spans import Call, by_parent, calls_of, region_of, selected
-from staticmem.scenario.step import NO_CHECKPOINTS, SQRT, Scenario
+from staticmem.scenario.checkpointing import NO_CHECKPOINTS, SQRT
+from staticmem.scenario.step import Scenario
 
 _CALL = re.compile(r"(?<!\w)(?:checkpoint|(?P<segments>checkpoint_sequential))\((?P<rest>.*)")
 _DECIDED = re.compile(r"(?<!\w)if\b.+\belse\b")  # an expression, of which one branch ran

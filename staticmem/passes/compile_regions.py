@@ -20,7 +20,8 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Op, Ref, Region
 from staticmem.ops.tags import graph_breaks
 from staticmem.passes.module_spans import calls_of, region_of, selected
-from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET, WHOLE, Scenario
+from staticmem.scenario.compiling import WHOLE
+from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET, Scenario
 
 
 def compile_regions(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:

@@ -23,7 +23,7 @@ from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Note, Op, Parameter, Ref
 from staticmem.ops import kinds_of
 from staticmem.passes.experts import FALLBACK, GROUPED
 from staticmem.passes.inserted import names_of, unused_name, with_named_ops
-from staticmem.scenario.step import ExpertShare
+from staticmem.scenario.strategies import ExpertShare
 
 if TYPE_CHECKING:
     from staticmem.passes.asked import Asked

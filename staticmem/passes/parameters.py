@@ -16,8 +16,8 @@ from staticmem.ir.graph import REQUIRES_GRAD, REQUIRES_NO_GRAD, Graph, Note, Par
 from staticmem.ops.registry import in_place, kinds_of
 from staticmem.passes.layers import LINEAR, layers_of
 from staticmem.scenario.adapters import ALL_LINEAR
+from staticmem.scenario.edits import NONE_FROZEN
 from staticmem.scenario.optimizers import LowRank
-from staticmem.scenario.step import NONE_FROZEN
 
 if TYPE_CHECKING:
     from staticmem.passes.asked import Asked

@@ -26,7 +26,7 @@ from staticmem.ir.record import record
 from staticmem.ops import kinds_of
 from staticmem.ops.registry import Kind
 from staticmem.passes.asked import Asked, AskedLora
-from staticmem.scenario.step import HEAD_LOSSES
+from staticmem.scenario.losses import HEAD_LOSSES
 
 if TYPE_CHECKING:
     from staticmem.scenario.step import Scenario

@@ -16,6 +16,7 @@ from staticmem.errors import UsageError, closest
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
+from staticmem.scenario.options import STEP, option
 
 ALL_LINEAR = "all-linear"
 AUTO, BASE = "auto", "base"  # dtypes of adapters: float32 as PEFT makes them, and that of the layer
@@ -99,6 +100,31 @@ class Quantized:
     def double(self) -> bool:
         """Whether absmax is quantised itself (`bnb_4bit_use_double_quant`)."""
         return self.name.endswith("-dq")
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class AdapterOptions:
+    """Adapters beside the layers, and weights of few bits."""
+
+    lora: str | Mapping[str, Any] | None = option(
+        None, STEP, "adapters", "KEY=VALUE,...", "low-rank adapters beside layers of a frozen model, as PEFT has them",
+        example="{r: 16, alpha: 32, dropout: 0.05, targets: [q_proj, v_proj]}",
+        details="`r`, `alpha`, `dropout`, `targets` (ends of paths with `+` between them, a regular expression, or "
+        "`all-linear`), `dtype`, `save`, `input_grads`, `dora` ([adapters](adapters.md))",
+    )
+    quantize: str | None = option(
+        None, STEP, "choice", "TYPE",
+        "type of the weights of linear layers, as bitsandbytes or torchao (`wo`) holds them",
+        choices=("none", *QUANTIZED), example="nf4",
+        details="`-dq`: double quantisation; `wo`: weight-only, for inference. Training needs `lora` "
+        "([adapters](adapters.md#quantised-weights))",
+    )
+    kbit_training: bool = option(
+        False, STEP, "switch", "", "prepare_model_for_kbit_training: what is not quantised is in float32",
+        details="With `quantize`, in training; `dtype` is then the type of products alone",
+    )
+    # fmt: on
 
 
 def lora_text(value: str | Mapping[str, Any]) -> str:

@@ -14,10 +14,10 @@ from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import FOUR_BITS, WEIGHT_ONLY
-from staticmem.scenario.losses import has_terms
-from staticmem.scenario.optimizers import LOW_RANK
+from staticmem.scenario.compiling import GRAPH_MODES, WHOLE
+from staticmem.scenario.losses import HEAD_LOSSES, MAX_LABELS, has_terms
+from staticmem.scenario.optimizers import FUSED, LOW_RANK, TORCHAO
 from staticmem.scenario.options import Option
-from staticmem.scenario.step import FUSED, GRAPH_MODES, HEAD_LOSSES, MAX_LABELS, TORCHAO, WHOLE
 from staticmem.scenario.strategies import BLOCKS, STRATEGIES, StrategyFacts
 from staticmem.scenario.strategies import WEIGHT_ONLY as WEIGHTS_ALONE
 

@@ -1,4 +1,5 @@
-"""How `generate` chooses tokens: greedily, or by sampling, with the processors of logits that it then has.
+"""What `generate` is asked: tokens, the cache, and how tokens are chosen: greedily, or by sampling, with the processors
+of logits that it then has.
 
 Source: transformers 5.24, generation/configuration_utils.py: with `do_sample=True` `top_k` is 50 where nobody sets it,
 `temperature` and `top_p` are 1.0; generation/utils.py, `_get_logits_processor`: which values add a processor.
@@ -10,10 +11,40 @@ import math
 
 from staticmem.errors import UsageError
 from staticmem.ir.record import record
+from staticmem.scenario.options import STEP, option
 
 GREEDY = "greedy"
 EXAMPLE = "top-k=50,top-p=0.9,temperature=0.7"
+CACHES = ("dynamic", "static")
+MAX_TOKENS = 1 << 30
 _KEYS = ("top-k", "top-p", "temperature")
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class GenerationOptions:
+    """What `--mode generate` takes."""
+
+    prompt: int | None = option(
+        None, STEP, "whole", "N", "tokens of the prompt, with --mode generate", example="2048",
+        table="generate",
+    )
+    new_tokens: int | None = option(
+        None, STEP, "whole", "N", "tokens that are generated, with --mode generate", example="512",
+        table="generate",
+    )
+    cache: str = option(
+        "dynamic", STEP, "choice", "KIND", "cache of keys and values, with --mode generate",
+        choices=CACHES, example="static", table="generate",
+        details="`dynamic` grows by concatenation, `static` is allocated in advance, as `cache_implementation` of "
+        "transformers",
+    )
+    sampling: str = option(
+        GREEDY, STEP, "text", "HOW", "how tokens are chosen, with --mode generate", example=EXAMPLE, table="generate",
+        details="`greedy`, `sample` with the defaults of transformers, or settings of `do_sample=True`: `top-k` (0: "
+        "none), `top-p` and `temperature` ([generation](generation.md#sampling))",
+    )
+    # fmt: on
 
 
 @record(frozen=True)
@@ -33,6 +64,41 @@ class Sampling:
     @property
     def warm(self) -> bool:
         return self.temperature != 1.0
+
+
+@record(frozen=True)
+class Generation:
+    """What `generate` is asked: tokens of the prompt, tokens that are new, the kind of cache, one of `CACHES`, and how
+    tokens are sampled (None: greedily).
+
+    Raises:
+        UsageError: there is no token.
+    """
+
+    prompt: int
+    new_tokens: int
+    cache: str = "dynamic"
+    sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        for flag, count in (("prompt", self.prompt), ("new-tokens", self.new_tokens)):
+            if not 1 <= count <= MAX_TOKENS:
+                raise UsageError(
+                    f"--{flag} {count} is not a number of tokens",
+                    f"It is a whole number from 1 to {MAX_TOKENS:,}.",
+                    "Try --prompt 2048 --new-tokens 512.",
+                    code="SM124",
+                )
+
+    @property
+    def steps(self) -> int:
+        """Decode steps: the prefill gives the first new token."""
+        return self.new_tokens - 1
+
+    @property
+    def longest(self) -> int:
+        """Tokens in the cache when the last step is done: the last new token never gets into it."""
+        return self.prompt + self.steps
 
 
 def sampling_of(text: str) -> Sampling | None:

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from staticmem.documents import DocumentError, Node
 from staticmem.errors import UsageError, closest
 from staticmem.scenario.adapters import EXAMPLE, lora_text
+from staticmem.scenario.compiling import WHOLE
 from staticmem.scenario.losses import has_terms, loss_text
 from staticmem.scenario.options import Option
 from staticmem.scenario.request import OPTIONS
-from staticmem.scenario.step import WHOLE
 from staticmem.units import parse_bytes, parse_limit
 
 UNKNOWN_KEY, WRONG_VALUE = "SM194", "SM195"

@@ -1,4 +1,4 @@
-"""A loss over several outputs: `out=cross-entropy,aux=0.4*cross-entropy`.
+"""The loss of a step, also over several outputs: `out=cross-entropy,aux=0.4*cross-entropy`.
 
 The value of `--loss` is kept as one text, which flags, configs, sweeps and reports show alike; `terms_of` reads it. An
 output goes by its name in what the model returns (the key of a dictionary, the field of a tuple or of a ModelOutput,
@@ -14,6 +14,7 @@ from typing import Any
 
 from staticmem.errors import UsageError, closest
 from staticmem.ir.record import record
+from staticmem.scenario.options import STEP, option
 
 AUTO, ITSELF = "auto", "none"  # chosen by the output's shape; the output is a loss already
 KINDS = (AUTO, "cross-entropy", "mse", "l1", "smooth-l1", "bce", "mean", "sum", ITSELF)  # of one output
@@ -22,7 +23,45 @@ EVERY = "all"  # in place of an output: each that no other term names
 EXAMPLE = "out=cross-entropy,aux=0.4*cross-entropy"
 MAX_TEXT = 4000  # characters: longer ones are a mistake
 MAX_WEIGHT = 1e9
+# losses that are the last op of the graph, which may have the last linear layer in it: the model computes it, or the
+# training loop with what the model has returned
+CAUSAL_LM = "causal-lm"
+OF_THE_MODEL = (CAUSAL_LM, "fused-linear-cross-entropy")
+AFTER_THE_MODEL = ("chunked-cross-entropy", "linear-cross-entropy", "ctc")
+HEAD_LOSSES = (*OF_THE_MODEL, *AFTER_THE_MODEL)
+OF_TRANSFORMERS = "transformers"  # a study resolves it: CAUSAL_LM for scores of tokens, else what `auto` chooses
+LOSSES = (*KINDS, "outputs", OF_TRANSFORMERS, *HEAD_LOSSES)
+MAX_LABELS = 1 << 20  # of a target: far more than any transcript has, and no size of a tensor overflows
 _NEXT_TERM = re.compile(r"[,+](?=[^,+=]*=)")  # `+` too: lists of a sweep have commas of their own
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class LossOptions:
+    """The loss of a step."""
+
+    loss: str | Mapping[Any, str] = option(
+        "auto", STEP, "loss", "LOSS", "the loss, or that of each output; auto chooses by the output's shape",
+        choices=LOSSES, training=True, example="auto",
+        details="The report says what was chosen. `none`: the first output is the loss, or the gradient that backward "
+        "starts from has its size; `outputs`: backward starts from all outputs, each with a gradient of its size. "
+        "`out=cross-entropy,aux=0.4*cross-entropy` sums losses of outputs ([several "
+        "outputs](levers.md#several-outputs)); the others are those of libraries: [losses](levers.md#losses)",
+    )
+    target_length: int | None = option(
+        None, STEP, "whole", "N", "labels of the longest target, with --loss ctc", training=True, example="50",
+        unset="as many as the output has frames, which is the most that can be aligned",
+    )
+    # fmt: on
+
+    def check(self) -> None:
+        """Raises:
+        UsageError: the number of labels is out of range.
+        """
+        if self.target_length is not None and not 1 <= self.target_length <= MAX_LABELS:
+            why = f"It is the labels of the longest target, from 1 to {MAX_LABELS:,}."
+            what = f"--target-length {self.target_length} is out of range"
+            raise UsageError(what, why, "Try --target-length 50.", "SM130")
 
 
 @record(frozen=True)

@@ -1,4 +1,4 @@
-"""What GaLore's and APOLLO's optimizers are asked: `--optim-args` and `--optim-target-modules`.
+"""The optimizers, and their options. GaLore's and APOLLO's: `--optim-args` and `--optim-target-modules`.
 
 Both have the names and the defaults of `TrainingArguments`: transformers 5.24, trainer_optimizer.py
 (`_get_galore_optimizer`, `_get_apollo_optimizer`, `_setup_low_rank_optimizer`).
@@ -13,8 +13,43 @@ from typing import Any
 from staticmem.errors import UsageError, closest
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import ALL_LINEAR
+from staticmem.scenario.options import LEVERS, STEP, option
 
 GALORE, APOLLO = LOW_RANK = ("galore-adamw", "apollo-adamw")
+TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
+    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "radam": "RAdam",
+    "nadam": "NAdam", "adamax": "Adamax", "adadelta": "Adadelta", "adafactor": "Adafactor",
+}  # fmt: skip
+# of bitsandbytes.optim: those without "8bit" have states in float32, paged ones keep large states in managed memory
+BITSANDBYTES = (
+    "adam-8bit", "adamw-8bit", "lion-8bit", "adamw-32bit", "lion-32bit",
+    "paged-adamw-8bit", "paged-adamw-32bit", "paged-lion-8bit", "paged-lion-32bit",
+)  # fmt: skip
+# AdamW of torchao.optim: states of 8 or 4 bits, or FP8 E4M3, with a scale for each block
+TORCHAO = ("torchao-adamw-8bit", "torchao-adamw-4bit", "torchao-adamw-fp8")
+# muon is torch.optim.Muon beside an AdamW, lion timm's, adafactor-hf transformers' Adafactor, those of `LOW_RANK` are
+# of galore_torch and apollo_torch
+OPTIMIZERS = (*TORCH_OPTIMIZERS, "muon", "lion", "adafactor-hf", *BITSANDBYTES, *TORCHAO, *LOW_RANK)
+FUSED = ("sgd", "adam", "adamw", "adagrad", *BITSANDBYTES)  # have fused kernels
+COMPILED_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose compiled step was measured
+# names of transformers (training_args.py, `OptimizerNames`; trainer_optimizer.py has what they make): the name here,
+# and the implementation that the name asks for. Its "adafactor" is adafactor-hf here, where adafactor is torch.optim's.
+NAMES_OF_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
+    "adamw_torch": ("adamw", None),
+    "adamw_torch_fused": ("adamw", "fused"),
+    "adamw_bnb_8bit": ("adamw-8bit", None),
+    "adamw_8bit": ("adamw-8bit", None),
+    "adamw_torch_8bit": ("torchao-adamw-8bit", None),
+    "adamw_torch_4bit": ("torchao-adamw-4bit", None),
+    "lion_8bit": ("lion-8bit", None),
+    "lion_32bit": ("lion-32bit", None),
+    "paged_adamw_32bit": ("paged-adamw-32bit", None),
+    "paged_adamw_8bit": ("paged-adamw-8bit", None),
+    "paged_lion_32bit": ("paged-lion-32bit", None),
+    "paged_lion_8bit": ("paged-lion-8bit", None),
+    "galore_adamw": ("galore-adamw", None),
+    "apollo_adamw": ("apollo-adamw", None),
+}
 EXAMPLE = "rank=128,update_proj_gap=200"
 SIDES = ("std", "reverse_std", "right", "left", "full")  # `proj_type`
 _CHOICES = {"proj_type": SIDES, "proj": ("random", "svd"), "scale_type": ("channel", "tensor")}
@@ -34,6 +69,78 @@ REFUSED = {
     "galore_adafactor": _OTHER_STATES,
 }
 MAX_RANK = 1 << 20
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """The optimizer, and the options of its class."""
+
+    optimizer: str | None = option(
+        None, STEP, "choice", "NAME", "optimizer of the step, which makes it training", choices=OPTIMIZERS,
+        aliases=tuple(NAMES_OF_TRANSFORMERS),
+        training=True, example="adam",
+        details="adafactor-hf is that of transformers, lion that of timm; those with a number of bits are of "
+        "bitsandbytes; muon leaves what is no hidden matrix to AdamW: [levers](levers.md#optimizers). Names that "
+        "`TrainingArguments(optim=)` of transformers takes stand for these",
+    )
+    optimizer_impl: str = option(
+        "foreach", STEP, "choice", "IMPL", "PyTorch's implementation of the optimizer",
+        choices=("foreach", "fused", "for-loop"), training=True, example="foreach",
+        details="`foreach` is PyTorch's default on CUDA",
+    )
+    momentum: float = option(
+        0.0, STEP, "fraction", "M", "momentum of sgd or rmsprop",
+        training=True, owners=("sgd", "rmsprop"), example="0.9",
+    )
+    weight_decay: float = option(0.0, LEVERS, "factor", "W", "weight decay of the optimizer", example="0.01")
+    nesterov: bool = option(False, LEVERS, "switch", "", "Nesterov momentum of sgd", owners=("sgd",))
+    dampening: float = option(
+        0.0, LEVERS, "factor", "D", "dampening of sgd with momentum", example="0", owners=("sgd",)
+    )
+    amsgrad: bool = option(False, LEVERS, "switch", "", "AMSGrad of adam and adamw", owners=("adam", "adamw"))
+    centered: bool = option(False, LEVERS, "switch", "", "centered rmsprop", owners=("rmsprop",))
+    offload_optimizer: bool = option(
+        False, LEVERS, "switch", "", "optimizer state and its update are on the CPU"
+    )
+    compile_optimizer: bool = option(
+        False, LEVERS, "switch", "", "torch.compile(optimizer.step): the update makes no temporary tensor",
+        owners=COMPILED_OPTIMIZERS, details="[compile](compile.md)",
+    )
+    # fmt: on
+
+    def check(self) -> None:
+        """Raises:
+        UsageError: a factor is out of range.
+        """
+        if not 0 <= self.momentum < 1:
+            why = "It is a fraction: 0 <= momentum < 1."
+            raise UsageError(f"--momentum {self.momentum} is out of range", why, "Try 0.9.", "SM132")
+        if self.weight_decay < 0:
+            what = f"--weight-decay {self.weight_decay} is negative"
+            raise UsageError(what, "It is a factor from 0.", "Try 0.01.", code="SM161")
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class ProjectionOptions:
+    """What optimizers of `LOW_RANK` take besides."""
+
+    optim_target_modules: str | tuple[str, ...] = option(
+        (), STEP, "names", "NAME",
+        "modules whose weights galore-adamw and apollo-adamw project: all-linear, or parts of paths",
+        training=True, owners=LOW_RANK, example="[attn, mlp]",
+        details="As a list for `TrainingArguments(optim_target_modules=)` of transformers: a part of a path, a path, "
+        "or a regular expression of whole paths; linear layers alone ([levers](levers.md#galore-and-apollo))",
+    )
+    optim_args: str | Mapping[str, Any] | None = option(
+        None, STEP, "pairs", "KEY=VALUE,...", "options of galore-adamw and apollo-adamw",
+        training=True, owners=LOW_RANK, example="{rank: 128, update_proj_gap: 200}",
+        unset="rank=128,update_proj_gap=200",
+        details="As `TrainingArguments(optim_args=)` of transformers: `rank`, `update_proj_gap`, `scale`, `proj_type`, "
+        "and for apollo-adamw `proj` and `scale_type` ([levers](levers.md#galore-and-apollo))",
+    )
+    # fmt: on
 
 
 @record(frozen=True)

@@ -6,9 +6,11 @@ pages are made from these declarations. What the kinds mean is in `kinds`, which
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import field, fields
 from typing import Any, TypeVar
 
+from staticmem.errors import UsageError, closest
 from staticmem.ir.record import record
 
 T = TypeVar("T")
@@ -86,11 +88,35 @@ def option(default: T, group: str, kind: str, metavar: str, about: str, **more: 
     return declaration
 
 
-def declared(cls: Any) -> dict[str, Option]:
-    """The options that a class declares by name, group after group."""
-    options = [f for f in fields(cls) if f.metadata]
+def declared(cls: Any, order: tuple[str, ...] = ()) -> dict[str, Option]:
+    """The options that a class declares by name, group after group; within a group those of `order` come first."""
+    options = {f.name: f for f in fields(cls) if f.metadata}
+    options = {name: options[name] for name in order} | options
     by_name = {}
-    for one in sorted(options, key=lambda f: list(GROUPS).index(f.metadata["group"])):
+    for one in sorted(options.values(), key=lambda f: list(GROUPS).index(f.metadata["group"])):
         attributes = {"flag": f"--{one.name.replace('_', '-')}", **GROUPS[one.metadata["group"]], **one.metadata}
         by_name[one.name] = Option(one.name, one.default, **attributes)
     return by_name
+
+
+def checked_choice(flag: str, value: str, choices: tuple[str, ...]) -> str:
+    """The value in lower case, if it is one of `choices`.
+
+    Raises:
+        UsageError: it is not; the error names the closest.
+    """
+    if value.lower() not in choices:
+        raise unknown(flag, value, choices)
+    return value.lower()
+
+
+def unknown(name: str, value: str, choices: Iterable[str]) -> UsageError:
+    """The error of a value that is not one of `choices`."""
+    why = f"--{name} is one of {', '.join(choices)}."
+    return UsageError(f"unknown {name} '{value}'", why, closest(value.lower(), choices), "SM134")
+
+
+def at_least_one(flag: str, value: int, what: str) -> UsageError:
+    """The error of a number that is less than 1; `what` is counted."""
+    why = f"{what} are a whole number."
+    return UsageError(f"--{flag} {value} is less than 1", why, f"Use --{flag} 1 or more.", code="SM160")

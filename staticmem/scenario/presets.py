@@ -1,4 +1,4 @@
-"""What training libraries set without being asked: `--preset`; and the names that they have for optimizers.
+"""What training libraries set without being asked: `--preset`.
 
 A preset is data: options that hold where none are given, each with the file that has the default. What a library leaves
 to the user (precision, batch, checkpoints) is in none of them.
@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from staticmem.ir.record import record
-from staticmem.scenario.step import OF_TRANSFORMERS, TORCH_OPTIMIZERS
+from staticmem.scenario.losses import OF_TRANSFORMERS
+from staticmem.scenario.optimizers import TORCH_OPTIMIZERS
 from staticmem.version import DEFAULTS_CHANGED, torch_release
 
 
@@ -77,25 +78,6 @@ PRESETS: dict[str, Preset] = {
             "zero_grad": Default("first", "the same: `zero_grad` behind `optimizer.step()`"),
         },
     ),
-}
-
-# names of transformers (training_args.py, `OptimizerNames`; trainer_optimizer.py has what they make): the name here,
-# and the implementation that the name asks for. Its "adafactor" is adafactor-hf here, where adafactor is torch.optim's.
-NAMES_OF_TRANSFORMERS: dict[str, tuple[str, str | None]] = {
-    "adamw_torch": ("adamw", None),
-    "adamw_torch_fused": ("adamw", "fused"),
-    "adamw_bnb_8bit": ("adamw-8bit", None),
-    "adamw_8bit": ("adamw-8bit", None),
-    "adamw_torch_8bit": ("torchao-adamw-8bit", None),
-    "adamw_torch_4bit": ("torchao-adamw-4bit", None),
-    "lion_8bit": ("lion-8bit", None),
-    "lion_32bit": ("lion-32bit", None),
-    "paged_adamw_32bit": ("paged-adamw-32bit", None),
-    "paged_adamw_8bit": ("paged-adamw-8bit", None),
-    "paged_lion_32bit": ("paged-lion-32bit", None),
-    "paged_lion_8bit": ("paged-lion-8bit", None),
-    "galore_adamw": ("galore-adamw", None),
-    "apollo_adamw": ("apollo-adamw", None),
 }
 
 

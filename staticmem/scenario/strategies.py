@@ -1,12 +1,17 @@
 """The strategies of several GPUs: what of each is a fact, wherever it is asked.
 
-How a strategy changes the step of a rank, and what its ranks send, is in its file of `parallel/strategies/`.
+How a strategy changes the step of a rank, and what its ranks send, is in its file of `parallel/strategies/`. Options of
+ranks are here too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from staticmem.errors import UsageError
+from staticmem.ir.record import record
+from staticmem.scenario.options import LEVERS, option
 
 SAMPLES, STATES, GRADIENTS, PARAMETERS = "samples", "states", "gradients", "parameters"
 WEIGHT_ONLY = "weight-only"
@@ -137,3 +142,67 @@ def facts_of(name: str | None) -> StrategyFacts | None:
 def titles(names: tuple[str | None, ...]) -> str:
     """`DDP, FSDP2`."""
     return ", ".join([STRATEGIES[name].title for name in names if name is not None])
+
+
+MOST_RANKS = 1024  # that share a sequence, or experts; a step runs as many turns
+# how keys and values come from other ranks: `set_rotate_method`
+ROTATES_AT_ONCE, ROTATES_IN_TURNS = "allgather", "alltoall"
+ROTATE_METHODS = (ROTATES_AT_ONCE, ROTATES_IN_TURNS)
+
+
+@record(frozen=True)
+class ExpertShare:
+    """The experts of a layer are divided over `ranks`. `worst`: all tokens that can go to those of one rank do."""
+
+    ranks: int
+    worst: bool = False
+
+
+@record(frozen=True)
+class ContextShare:
+    """The sequence is divided over `ranks`, of which this is number `rank`, with `length` tokens of it. `rotate`, one
+    of `ROTATE_METHODS`: how the others' keys and values come to it."""
+
+    ranks: int
+    rank: int = 0
+    rotate: str = ROTATES_AT_ONCE
+    length: int = 0
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class RankOptions:
+    """How several GPUs share the work."""
+
+    parallel: str | None = option(
+        None, LEVERS, "choice", "STRATEGY", "strategy of several GPUs: the report is of the one that needs the most",
+        choices=("none", *STRATEGIES), example="zero3",
+        details="The batch is that of one rank ([parallel.md](parallel.md))",
+    )
+    devices: int | None = option(None, LEVERS, "whole", "N", "how many GPUs share the work", example="8")
+    expert_parallel: int | None = option(
+        None, LEVERS, "whole", "N", "ranks that share the routed experts of each layer, with --parallel fsdp",
+        example="4", details="It divides `devices`. The band of the peak reaches from balanced to the worst routing "
+        "([parallel.md](parallel.md#experts))",
+    )
+    context_parallel: int | None = option(
+        None, LEVERS, "whole", "N", "ranks that share the sequence of each sample, alone or with --parallel fsdp",
+        example="4", details="Sizes are those of the whole sequence. With `fsdp` it divides `devices` "
+        "([parallel.md](parallel.md#long-sequences))",
+    )
+    rotate_method: str = option(
+        ROTATES_AT_ONCE, LEVERS, "choice", "METHOD", "how keys and values come from other ranks that share a sequence",
+        choices=ROTATE_METHODS, example=ROTATES_IN_TURNS,
+        details="With `context_parallel`. PyTorch's `set_rotate_method`: one all-gather, or around the ring",
+    )
+    # fmt: on
+
+    def check(self) -> None:
+        """Raises:
+        UsageError: a number of ranks is out of range.
+        """
+        ranges = (("expert", self.expert_parallel, "SM109"), ("context", self.context_parallel, "SM243"))
+        for what, ranks, code in ranges:
+            if ranks is not None and not 1 <= ranks <= MOST_RANKS:
+                flag, why = f"--{what}-parallel", f"It is a number of ranks from 1 to {MOST_RANKS:,}."
+                raise UsageError(f"{flag} {ranks} is out of range", why, f"Example: {flag} 4", code)

@@ -218,7 +218,7 @@ def fit(
         StaticmemError: nothing is trained, the step cannot be analysed, or the library has no settings for it.
     """
     from staticmem.report.settings import LIBRARIES
-    from staticmem.scenario.request import checked_choice
+    from staticmem.scenario.options import checked_choice
     from staticmem.studies.fit import fit as fit_of
     from staticmem.studies.fit_options import Options
 

@@ -21,7 +21,9 @@ from staticmem.report.fit import ADAPTERS, CHANGES, OPTIMIZER, PRECISION, SCHEMA
 from staticmem.report.model import MOST_BATCH, Report
 from staticmem.report.settings import LIBRARIES
 from staticmem.report.sweep import NUMERICS, SAME, TRAINING
-from staticmem.scenario.request import Request, checked_choice, precision
+from staticmem.scenario.options import checked_choice
+from staticmem.scenario.precision import precision
+from staticmem.scenario.request import Request
 from staticmem.scenario.strategies import STRATEGIES, facts_of
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench

@@ -17,8 +17,9 @@ from staticmem.report.fit import Settings
 from staticmem.report.model import Report
 from staticmem.report.settings import LIBRARIES, Library, Modules, Run
 from staticmem.report.verdict import with_article
-from staticmem.scenario.request import OPTIONS, Request, as_flags, precision
-from staticmem.scenario.step import NO_CHECKPOINTS
+from staticmem.scenario.checkpointing import NO_CHECKPOINTS
+from staticmem.scenario.precision import precision
+from staticmem.scenario.request import OPTIONS, Request, as_flags
 from staticmem.scenario.strategies import DEEPSPEED, facts_of
 from staticmem.studies import Study
 from staticmem.studies.fit_options import Options

@@ -10,8 +10,8 @@ from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import Binding, ModelFile, describe_inputs, resolve
 from staticmem.passes import pipeline
 from staticmem.passes.generation.program import generated
+from staticmem.scenario.generation import Generation
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import Generation
 from staticmem.studies.position_tables import check_positions
 
 WIDE = 1 << 22  # tokens: beyond the window of any attention

@@ -15,20 +15,9 @@ from staticmem.ops.registry import kinds_of
 from staticmem.passes.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import CANNOT_RUN, LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
 from staticmem.scenario.adapters import ALL_LINEAR
-from staticmem.scenario.optimizers import APOLLO, GALORE
-from staticmem.scenario.step import (
-    AFTER_FORWARD,
-    COMPILED_OPTIMIZERS,
-    DEFAULT_MODE,
-    DROPPED,
-    FIRST,
-    FUSED,
-    HELD,
-    ON_GPU,
-    OPTIMIZERS,
-    PINNED,
-    WHOLE,
-)
+from staticmem.scenario.compiling import DEFAULT_MODE, WHOLE
+from staticmem.scenario.optimizers import APOLLO, COMPILED_OPTIMIZERS, FUSED, GALORE, OPTIMIZERS
+from staticmem.scenario.step import AFTER_FORWARD, DROPPED, FIRST, HELD, ON_GPU, PINNED
 from staticmem.studies import Request, Study
 from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
 from staticmem.studies.trials import Lever, Trials

@@ -26,8 +26,9 @@ from staticmem.passes.checkpoint_regions import has_open_regions
 from staticmem.passes.frames.releases import kept_by_modules, releases_of
 from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
+from staticmem.scenario.compiling import AUTOTUNED, WHOLE
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import AUTOTUNED, WHOLE, Scenario
+from staticmem.scenario.step import Scenario
 from staticmem.studies.kept_tensors import moved_by_kept_tensors
 from staticmem.studies.steps import JUDGED, Step, step_of
 from staticmem.studies.stored_tensors import moved_by_stored_tensors

@@ -14,7 +14,7 @@ from staticmem.report.sizing import ACCUMULATE, SCHEMA, CardRow, Count, Lever, P
 from staticmem.report.sweep import TRAINING
 from staticmem.report.verdict import step_name
 from staticmem.scenario.combinations import SIZE, check
-from staticmem.scenario.step import WHOLE
+from staticmem.scenario.compiling import WHOLE
 from staticmem.scenario.strategies import STRATEGIES
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench

@@ -29,9 +29,10 @@ from staticmem.passes.frames.unseen_code import has_unseen_code
 from staticmem.passes.pipeline import Pass
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
-from staticmem.scenario.losses import AUTO
+from staticmem.scenario.compiling import WHOLE
+from staticmem.scenario.losses import AUTO, CAUSAL_LM, HEAD_LOSSES, OF_TRANSFORMERS
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import CAUSAL_LM, HEAD_LOSSES, HELD, OF_TRANSFORMERS, WHOLE, Scenario
+from staticmem.scenario.step import HELD, Scenario
 from staticmem.scenario.strategies import facts_of
 from staticmem.studies.idle import idle_in
 from staticmem.studies.position_tables import check_positions

@@ -18,7 +18,8 @@ from staticmem.frontends import architectures
 from staticmem.ir.dtypes import bfloat16
 from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.kinds import kind_of, read_keyword, read_keywords, read_texts
-from staticmem.scenario.request import OPTIONS, Request, precision
+from staticmem.scenario.precision import precision
+from staticmem.scenario.request import OPTIONS, Request
 from staticmem.studies import Study, without_cycle_search, workers
 from staticmem.studies.bench import Bench, card_fit
 from staticmem.studies.device_rows import device_rows

@@ -35,11 +35,11 @@ def process_of(case: dict[str, Any]) -> Process:
     graph = bind(model, resolve(model, batch=case["batch"], resolution=None, dims={}))
     optimizer = case.get("optimizer")
     scenario = Scenario(
-        "train" if optimizer else "infer",
-        optimizer,
-        case.get("impl", "foreach"),
-        case.get("momentum", 0.0),
-        case.get("loss", "auto"),
+        mode="train" if optimizer else "infer",
+        optimizer=optimizer,
+        optimizer_impl=case.get("impl", "foreach"),
+        momentum=case.get("momentum", 0.0),
+        loss=case.get("loss", "auto"),
         amp=dtypes.bfloat16 if "amp" in case else None,
         outputs=case.get("outputs", "dropped"),
     )

@@ -18,8 +18,8 @@ from staticmem.cli.main import main
 from staticmem.engine.compiled_step import DECIDE
 from staticmem.errors import UsageError
 from staticmem.report.load import load_report
+from staticmem.scenario.compiling import AUTOTUNED, COMPILE_MODES, GRAPH_MODES, WHOLE
 from staticmem.scenario.request import Request, as_flags, request_of
-from staticmem.scenario.step import AUTOTUNED, COMPILE_MODES, GRAPH_MODES, WHOLE
 
 RESNET = str(files.ROOT / "models" / "resnet18.pt2")
 STEP = ("--batch", "32", "--optimizer", "adam", "--outputs", "dropped")

@@ -32,7 +32,7 @@ MODELS = Path(__file__).parents[2] / "models"
 def step(name: str, batch: int = 16, mode: str = "train") -> StepResult:
     model = open_model(str(MODELS / name))
     optimizer = "sgd" if mode == "train" else None
-    return run_step(bind(model, resolve(model, batch=batch)), Scenario(mode, optimizer))
+    return run_step(bind(model, resolve(model, batch=batch)), Scenario(mode=mode, optimizer=optimizer))
 
 
 def needs(result: StepResult, setup: Setup | None = None) -> list[tuple[str, Need]]:
@@ -121,7 +121,9 @@ def test_without_tf32_and_on_older_cards_there_is_less() -> None:
 
 def test_columns_have_nothing_smaller_to_fall_back_to() -> None:
     model = open_model(str(MODELS / "vgg16.pt2"))
-    result = run_step(bind(model, resolve(model, batch=2)), Scenario("train", "sgd", amp=dtypes.bfloat16))
+    result = run_step(
+        bind(model, resolve(model, batch=2)), Scenario(mode="train", optimizer="sgd", amp=dtypes.bfloat16)
+    )
     found = [need for _, need in needs(result, Setup("sm_75")) if "columns" in need.what]
     assert {need.what for need in found} >= {"columns of forward", "columns of backward filter"}
     assert all(need.fallbacks == () for need in found)
@@ -213,7 +215,7 @@ def test_sums_and_copies_of_a_real_step() -> None:
     """ConvNeXt: biases of its linear layers are summed over 16 x 56 x 56 rows; its downsampling norms read permuted, so
     the first convolution, whose input is not, gets a gradient in channels_last: 16 x 96 x 56 x 56 numbers."""
     model = open_model(str(MODELS.parent / "tests" / "data" / "graphs" / "convnext_tiny.pt2"))
-    result = run_step(bind(model, resolve(model, batch=16)), Scenario("train", "sgd"))
+    result = run_step(bind(model, resolve(model, batch=16)), Scenario(mode="train", optimizer="sgd"))
     found = needs(result)
     sums = [need.band.expected for name, need in found if need.what == "partial sums" and "sum" in name]
     assert max(sums) == 138_412_032

@@ -25,13 +25,13 @@ from staticmem.scenario.step import Scenario
 
 MODELS = Path(__file__).parents[2] / "models"
 SCENARIOS = {
-    "adam": Scenario("train", "adam"),
-    "infer": Scenario("infer"),
-    "amp": Scenario("train", "adamw", amp=dtypes.bfloat16),
-    "bf16": Scenario("train", "sgd", dtype=dtypes.bfloat16),
-    "accumulate": Scenario("train", "adam", accumulate=2, set_to_none=False),
-    "segments": Scenario("train", "adam", checkpoint_segments=2),
-    "freeze": Scenario("train", "adam", freeze="layer1|features"),
+    "adam": Scenario(mode="train", optimizer="adam"),
+    "infer": Scenario(mode="infer"),
+    "amp": Scenario(mode="train", optimizer="adamw", amp=dtypes.bfloat16),
+    "bf16": Scenario(mode="train", optimizer="sgd", dtype=dtypes.bfloat16),
+    "accumulate": Scenario(mode="train", optimizer="adam", accumulate=2, set_to_none=False),
+    "segments": Scenario(mode="train", optimizer="adam", checkpoint_segments=2),
+    "freeze": Scenario(mode="train", optimizer="adam", freeze="layer1|features"),
 }
 
 
@@ -178,7 +178,7 @@ def test_what_ran_backward_in_one_micro_batch_does_not_in_the_next(monkeypatch: 
     frozen = Parameter(Value("frozen", dtypes.float32, (2, 3)), "frozen", trainable=False)
     trained = Parameter(Value("trained", dtypes.float32, (6,)), "trained")
     graph = Graph("g", "pt2", "test", (), (frozen, trained), (), ops, ("y",), {"y": Value("y", dtypes.float32, (2, 3))})
-    assert run_step(graph, Scenario("train", "adam")).trained == 1
+    assert run_step(graph, Scenario(mode="train", optimizer="adam")).trained == 1
     with pytest.raises(DimensionError, match="a second time"):
         by_rules(graph, SCENARIOS["accumulate"], monkeypatch)
     for _ in range(3):

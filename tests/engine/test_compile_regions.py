@@ -13,7 +13,8 @@ from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Op, Recorded, Ref, Region, Value
 from staticmem.passes.compile_regions import breaks_of, compile_regions, ddp_cuts
-from staticmem.scenario.step import WHOLE, Scenario
+from staticmem.scenario.compiling import WHOLE
+from staticmem.scenario.step import Scenario
 
 
 def asked(graph: Graph, *names: str) -> list[tuple[int, int, str]]:

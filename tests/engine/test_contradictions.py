@@ -16,7 +16,7 @@ def batch_norm(*shape: int) -> StepResult:
     builder = Builder(x=(2, 4, 8, 8))
     weight, bias = builder.parameter("weight", *shape), builder.parameter("bias", *shape)
     out = builder.call("batch_norm.default", Ref("x"), weight, bias, None, None, True, 0.1, 1e-5, True, name="out")
-    return run_step(builder.graph(out), Scenario("train", "sgd", loss="mean"))
+    return run_step(builder.graph(out), Scenario(mode="train", optimizer="sgd", loss="mean"))
 
 
 def test_the_real_shape_runs() -> None:
@@ -35,4 +35,4 @@ def test_a_bias_beyond_any_gpu() -> None:
     weight, bias = builder.parameter("weight", 4, 3, 3, 3), builder.parameter("bias", 4, 2**45)
     out = builder.call("conv2d.default", Ref("x"), weight, bias, name="out")
     with pytest.raises(DimensionError):
-        run_step(builder.graph(out), Scenario("train", "sgd", loss="mean"))
+        run_step(builder.graph(out), Scenario(mode="train", optimizer="sgd", loss="mean"))

@@ -36,7 +36,9 @@ def made(case: dict[str, Any]) -> tuple[Eager, Any]:
     asked = low_rank_of(case["optimizer"], case["args"], ("all-linear",))
     parameters = place(e, SHAPES, dtypes.parse(case["dtype"]) or dtypes.float32)
     targets = {id(parameters[k]) for k in DATA["projected"]}
-    return e, optimizers.make(e, Scenario("train", case["optimizer"], low_rank=asked), parameters, targets)
+    return e, optimizers.make(
+        e, Scenario(mode="train", optimizer=case["optimizer"], low_rank=asked), parameters, targets
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
@@ -73,7 +75,7 @@ def test_states_are_those_of_the_package(case: dict[str, Any]) -> None:
 def test_offloaded_states_leave_nothing() -> None:
     e = Eager()
     e.trace.begin("setup")
-    scenario = Scenario("train", GALORE, low_rank=LowRank(("x",)), offload_optimizer=True)
+    scenario = Scenario(mode="train", optimizer=GALORE, low_rank=LowRank(("x",)), offload_optimizer=True)
     parameters = place(e, SHAPES)
     optimizer = optimizers.make(e, scenario, parameters, {id(parameters[0])})
     before = len(e.trace.buffers)
@@ -127,7 +129,7 @@ def test_targets_that_are_none(targets: tuple[str, ...], code: str) -> None:
 
 def test_a_step_of_a_model_says_what_is_projected() -> None:
     asked = low_rank_of(GALORE, "rank=4,update_proj_gap=51", ("mlp",))
-    result = run_step(network(), Scenario("train", GALORE, low_rank=asked))
+    result = run_step(network(), Scenario(mode="train", optimizer=GALORE, low_rank=asked))
     text = next(note.text for note in result.notes if note.code == "SM217")
     assert text.startswith("gradients of 1 weight of linear layers")
     assert "rank 4" in text
@@ -142,7 +144,7 @@ def test_a_step_of_a_model_says_what_is_projected() -> None:
 
 def test_the_decomposition_copies_the_matrix_on_the_card() -> None:
     asked = low_rank_of(GALORE, "", ("mlp",))
-    result = run_step(network(), Scenario("train", GALORE, low_rank=asked))
+    result = run_step(network(), Scenario(mode="train", optimizer=GALORE, low_rank=asked))
     trace = result.trace
     (kernel,) = [k for k, kernel in enumerate(trace.kernels) if kernel.name == SVD]
     (copy,) = KernelWorkspaces(trace).workspaces(kernel)
@@ -194,7 +196,7 @@ def test_an_inference_has_none_of_it() -> None:
 
 def test_a_random_projection_is_not_recomputed_from_singular_values() -> None:
     asked = low_rank_of(APOLLO, "rank=4", ("mlp",))
-    result = run_step(network(), Scenario("train", APOLLO, low_rank=asked))
+    result = run_step(network(), Scenario(mode="train", optimizer=APOLLO, low_rank=asked))
     assert not any(kernel.name == SVD for kernel in result.trace.kernels)
     states = {b.name: b.shape for b in result.trace.buffers if b.category == "optimizer_state"}
     assert states["layers.0.mlp.up.weight.ortho_matrix"] == (4, 16)

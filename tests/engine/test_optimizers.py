@@ -15,8 +15,8 @@ from staticmem.engine import optimizers
 from staticmem.engine.optimizer_steps import FACTS
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.scenario.optimizers import LOW_RANK
-from staticmem.scenario.step import OPTIMIZERS, TORCH_OPTIMIZERS, Scenario
+from staticmem.scenario.optimizers import LOW_RANK, OPTIMIZERS, TORCH_OPTIMIZERS
+from staticmem.scenario.step import Scenario
 
 SHAPES = ((6, 10), (10,), (7, 10), (3, 5, 4))
 SCALAR = 8  # bytes: step counters and what a CPU makes of Python numbers
@@ -149,7 +149,7 @@ def has_fused(name: str) -> bool:
 @pytest.mark.parametrize("impl", ["foreach", "for-loop"])
 @each
 def test_temporaries_of_a_step(name: str, options: dict[str, Any], impl: str) -> None:
-    scenario = Scenario("train", name, impl, **options)
+    scenario = Scenario(mode="train", optimizer=name, optimizer_impl=impl, **options)
     if impl == "foreach" and optimizers.facts_of(scenario).foreach is None:
         pytest.skip("its default is the for-loop")
     optimizer, _ = build(name, impl, options)
@@ -160,7 +160,7 @@ def test_temporaries_of_a_step(name: str, options: dict[str, Any], impl: str) ->
 @pytest.mark.parametrize("name", [n for n in TORCH_OPTIMIZERS if has_fused(n)])
 def test_a_fused_step_makes_nothing(name: str) -> None:
     optimizer, _ = build(name, "fused", {})
-    assert ours(Scenario("train", name, "fused")) == memory(optimizer.step) == []
+    assert ours(Scenario(mode="train", optimizer=name, optimizer_impl="fused")) == memory(optimizer.step) == []
 
 
 @pytest.mark.torch
@@ -184,7 +184,7 @@ def test_state_is_that_of_the_state_dict(name: str, options: dict[str, Any], imp
          if hasattr(t, "element_size") and key not in on_cpu}
         for p in parameters
     ]  # fmt: skip
-    assert states(Scenario("train", name, impl, **options)) == expected
+    assert states(Scenario(mode="train", optimizer=name, optimizer_impl=impl, **options)) == expected
 
 
 # -- not in torch ------------------------------------------------------------------------------------------------
@@ -195,7 +195,9 @@ def test_every_optimizer_of_a_scenario_has_facts() -> None:
 
 
 def test_adafactor_of_transformers_keeps_rows_and_columns() -> None:
-    found = states(Scenario("train", "adafactor-hf"), shapes=((6, 10), (10,), (3, 5, 4)), dtype=dtypes.bfloat16)
+    found = states(
+        Scenario(mode="train", optimizer="adafactor-hf"), shapes=((6, 10), (10,), (3, 5, 4)), dtype=dtypes.bfloat16
+    )
     assert found == [
         {"exp_avg_sq_row": ((6,), 24), "exp_avg_sq_col": ((10,), 40), "RMS": ((), 4)},
         {"exp_avg_sq": ((10,), 40), "RMS": ((), 4)},
@@ -206,7 +208,10 @@ def test_adafactor_of_transformers_keeps_rows_and_columns() -> None:
 def test_adafactor_of_transformers_has_three_full_tensors_at_most_in_float32() -> None:
     """The squared gradients and their sum with epsilon, while the update of the parameter before is alive."""
     shape = (64, 32)
-    assert max(alive for _, alive in ours(Scenario("train", "adafactor-hf"), shapes=(shape, shape))) == 3 * 4 * 64 * 32
+    assert (
+        max(alive for _, alive in ours(Scenario(mode="train", optimizer="adafactor-hf"), shapes=(shape, shape)))
+        == 3 * 4 * 64 * 32
+    )
 
 
 # (bytes, alive) of each temporary over SHAPES: recorded with PyTorch 2.13's profiler on the CPU from transformers 5.23
@@ -236,18 +241,18 @@ RECORDED = {
 
 @pytest.mark.parametrize(("name", "impl", "dtype"), RECORDED, ids=lambda value: str(value))
 def test_temporaries_of_other_libraries(name: str, impl: str, dtype: DType) -> None:
-    assert ours(Scenario("train", name, impl), dtype=dtype) == RECORDED[name, impl, dtype]
+    assert ours(Scenario(mode="train", optimizer=name, optimizer_impl=impl), dtype=dtype) == RECORDED[name, impl, dtype]
 
 
 @pytest.mark.parametrize(("name", "count"), [("adam-8bit", 2), ("adamw-8bit", 2), ("lion-8bit", 1)])
 def test_eight_bit_states_are_a_byte_an_element_and_a_maximum_a_block(name: str, count: int) -> None:
     shapes = ((64, 64), (4095,), (64, 65))  # 4,096 elements, one less, and a block that is not full
-    large, small, partial = states(Scenario("train", name), shapes=shapes)
+    large, small, partial = states(Scenario(mode="train", optimizer=name), shapes=shapes)
     assert set(small.values()) == {((4095,), 4 * 4095)}
     assert len(small) == count
     assert sorted(large.values()) == sorted([((64, 64), 4096), ((16,), 64)] * count)
     assert sorted(partial.values()) == sorted([((64, 65), 4160), ((math.ceil(4160 / 256),), 68)] * count)
-    assert ours(Scenario("train", name), shapes=shapes) == []
+    assert ours(Scenario(mode="train", optimizer=name), shapes=shapes) == []
 
 
 @pytest.mark.parametrize(("shapes", "maps"), [(((64, 64), (64, 64)), 2), (((10,),), 0)])
@@ -256,7 +261,7 @@ def test_eight_bit_code_books_are_shared_and_made_only_where_needed(
 ) -> None:
     e = Eager()
     e.trace.begin("setup")
-    optimizers.make(e, Scenario("train", "adam-8bit"), place(e, shapes)).make_state()
+    optimizers.make(e, Scenario(mode="train", optimizer="adam-8bit"), place(e, shapes)).make_state()
     books = [b for b in e.trace.buffers if b.name.startswith("qmap")]
     assert [b.nbytes for b in books] == [256 * 4] * maps
 
@@ -293,7 +298,7 @@ STEPS_OF_TORCHAO = {
     ("name", "shape"), [(name, shape) for name, shapes in STEPS_OF_TORCHAO.items() for shape in shapes], ids=str
 )
 def test_temporaries_of_torchao(name: str, shape: tuple[int, ...], dtype: DType) -> None:
-    assert ours(Scenario("train", name), shapes=(shape,), dtype=dtype) == STEPS_OF_TORCHAO[name][shape]
+    assert ours(Scenario(mode="train", optimizer=name), shapes=(shape,), dtype=dtype) == STEPS_OF_TORCHAO[name][shape]
 
 
 @pytest.mark.parametrize(
@@ -306,40 +311,46 @@ def test_temporaries_of_torchao(name: str, shape: tuple[int, ...], dtype: DType)
 )
 def test_states_of_torchao(name: str, expected: dict[str, tuple[tuple[int, ...], int]]) -> None:
     """What its state has on fake CUDA tensors; small tensors and those that no blocks fill stay as they are."""
-    large, small, odd = states(Scenario("train", name), shapes=((64, 128), (63, 65), (4097,)), dtype=dtypes.bfloat16)
+    large, small, odd = states(
+        Scenario(mode="train", optimizer=name), shapes=((64, 128), (63, 65), (4097,)), dtype=dtypes.bfloat16
+    )
     assert large == {f"{s}_{part}": form for s in ("exp_avg", "exp_avg_sq") for part, form in expected.items()}
     assert small == dict.fromkeys(("exp_avg", "exp_avg_sq"), ((63, 65), 8190))
     assert odd == dict.fromkeys(("exp_avg", "exp_avg_sq"), ((4097,), 8194))
 
 
 def test_lion_keeps_one_moment_and_makes_one_list() -> None:
-    assert all(set(s) == {"exp_avg"} for s in states(Scenario("train", "lion")))
+    assert all(set(s) == {"exp_avg"} for s in states(Scenario(mode="train", optimizer="lion")))
     total = 4 * sum(math.prod(s) for s in SHAPES)
-    assert ours(Scenario("train", "lion"))[-1][1] == total
+    assert ours(Scenario(mode="train", optimizer="lion"))[-1][1] == total
 
 
 @pytest.mark.parametrize("name", ["adamw-32bit", "paged-adamw-32bit", "lion-32bit", "paged-lion-32bit"])
 def test_states_of_bitsandbytes_are_float32_or_managed(name: str) -> None:
     """From 100,000 elements on a paged optimizer has its states in managed memory (`get_state_buffer`)."""
-    large, small = states(Scenario("train", name), shapes=((1000, 100), (999, 100)), dtype=dtypes.bfloat16)
+    large, small = states(
+        Scenario(mode="train", optimizer=name), shapes=((1000, 100), (999, 100)), dtype=dtypes.bfloat16
+    )
     count = 1 if "lion" in name else 2
     assert sorted(small.values()) == [((999, 100), 4 * 99_900)] * count
     assert sorted(large.values()) == ([] if "paged" in name else [((1000, 100), 400_000)] * count)
 
 
 def test_a_paged_8bit_optimizer_keeps_its_maxima() -> None:
-    (large,) = states(Scenario("train", "paged-adamw-8bit"), shapes=((1000, 100),))
+    (large,) = states(Scenario(mode="train", optimizer="paged-adamw-8bit"), shapes=((1000, 100),))
     assert large == {"absmax1": ((391,), 1564), "absmax2": ((391,), 1564)}
 
 
 def test_managed_states_are_said() -> None:
     e = Eager()
     e.trace.begin("setup")
-    optimizer = optimizers.make(e, Scenario("train", "paged-adamw-32bit"), place(e, ((1024, 1024), (8, 8))))
+    optimizer = optimizers.make(
+        e, Scenario(mode="train", optimizer="paged-adamw-32bit"), place(e, ((1024, 1024), (8, 8)))
+    )
     (note,) = optimizer.notes()
     assert note.code == "SM284"
     assert note.text.startswith("8.00 MiB")  # two states of 4 MiB
-    assert not list(optimizers.make(e, Scenario("train", "adamw-32bit"), place(e)).notes())
+    assert not list(optimizers.make(e, Scenario(mode="train", optimizer="adamw-32bit"), place(e)).notes())
 
 
 @pytest.mark.torch
@@ -352,7 +363,7 @@ def test_muon(dtype: DType) -> None:
         p.grad = torch.ones_like(p)
     optimizer = torch.optim.Muon(parameters, lr=0.1)
     optimizer.step()
-    scenario = Scenario("train", "muon")
+    scenario = Scenario(mode="train", optimizer="muon")
     assert ours(scenario, shapes=shapes, dtype=dtype) == dispatched(optimizer.step)
     theirs = [{key: (tuple(t.shape), t.nbytes) for key, t in optimizer.state[p].items()} for p in parameters]
     assert states(scenario, shapes=shapes, dtype=dtype) == theirs
@@ -362,7 +373,7 @@ def test_muon_leaves_the_rest_to_adamw() -> None:
     e = Eager()
     e.trace.begin("setup")
     hidden, embedding, bias = place(e, ((6, 10), (50, 6), (10,)))
-    optimizer = optimizers.make(e, Scenario("train", "muon"), [hidden, embedding, bias], {id(embedding)})
+    optimizer = optimizers.make(e, Scenario(mode="train", optimizer="muon"), [hidden, embedding, bias], {id(embedding)})
     optimizer.make_state()
     found = [(h.who, e.trace.buffers[h.buffer].name) for h in e.trace.holds if h.kind == "optimizer"]
     adamw = [(p.name, f"{p.name}.{s}") for p in (embedding, bias) for s in ("exp_avg", "exp_avg_sq")]
@@ -372,7 +383,7 @@ def test_muon_leaves_the_rest_to_adamw() -> None:
 
 @pytest.mark.parametrize("name", ["adam", "adam-8bit", "adafactor"])
 def test_an_offloaded_optimizer_leaves_nothing_on_the_device(name: str) -> None:
-    scenario = Scenario("train", name, offload_optimizer=True)
+    scenario = Scenario(mode="train", optimizer=name, offload_optimizer=True)
     assert not any(states(scenario))
     assert ours(scenario) == []
 
@@ -383,7 +394,7 @@ def test_foreach_works_through_one_dtype_after_the_other() -> None:
     e.trace.begin("optimizer")
     parameters = [*place(e, ((8, 8),)), *place(e, ((8, 8),), dtypes.bfloat16)]
     first = len(e.trace.buffers)
-    optimizers.make(e, Scenario("train", "adam"), parameters).step()
+    optimizers.make(e, Scenario(mode="train", optimizer="adam"), parameters).step()
     a, b = e.trace.buffers[first:]
     assert (a.dtype, b.dtype) == (dtypes.float32, dtypes.bfloat16)
     assert a.died is not None

@@ -15,7 +15,7 @@ from staticmem.scenario.step import Scenario
 X = Ref("x")
 CALL = (SourceLine("net.py", 3, "forward", "return Swish.apply(x)"),)
 
-TRAIN = Scenario("train")
+TRAIN = Scenario(mode="train")
 
 
 def swish(line: tuple[SourceLine, ...] = CALL) -> Graph:

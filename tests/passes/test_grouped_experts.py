@@ -14,7 +14,7 @@ from staticmem.ir.graph import Graph, Ref
 from staticmem.passes.asked import Asked
 from staticmem.passes.expert_parallel import expert_parameters, split_experts
 from staticmem.passes.experts import run_grouped
-from staticmem.scenario.step import ExpertShare
+from staticmem.scenario.strategies import ExpertShare
 from staticmem.studies import Study, request_of
 
 QWEN = Path(__file__).parents[1] / "data" / "experts" / "qwen3_moe.pt2"

@@ -13,8 +13,9 @@ from staticmem.ir.graph import Frame, Graph, Op, Parameter, Recorded, Ref, Regio
 from staticmem.liveness import liveness
 from staticmem.ops.head_losses import CHUNKS, chunk_size
 from staticmem.passes.pipeline import for_step
+from staticmem.scenario.losses import AFTER_THE_MODEL, HEAD_LOSSES
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import AFTER_THE_MODEL, HEAD_LOSSES, Scenario
+from staticmem.scenario.step import Scenario
 
 ROWS, TOKENS, WIDTH, CLASSES = 2, 64, 16, 256
 LOGITS = ROWS * TOKENS * CLASSES * 4  # bytes in float32

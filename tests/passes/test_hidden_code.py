@@ -19,7 +19,7 @@ from staticmem.scenario.step import Scenario
 
 X = Ref("x")
 
-TRAIN = Scenario("train")
+TRAIN = Scenario(mode="train")
 
 
 def line(text: str, number: int = 1, file: str = "net.py") -> SourceLine:

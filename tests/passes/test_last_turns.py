@@ -10,7 +10,7 @@ from staticmem.scenario.step import Scenario
 
 NET = ":my.Net"
 
-TRAIN = Scenario("train")
+TRAIN = Scenario(mode="train")
 
 
 def wavenet(*, turns: int = 3, whole: bool = False, scale: float = 2.0) -> Graph:

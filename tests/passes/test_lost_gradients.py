@@ -16,7 +16,7 @@ from staticmem.scenario.step import Scenario
 
 X, W = Ref("x"), Ref("w")
 
-TRAIN = Scenario("train")
+TRAIN = Scenario(mode="train")
 
 
 def trained(graph: Graph) -> Graph:

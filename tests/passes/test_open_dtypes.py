@@ -16,7 +16,7 @@ from staticmem.passes.asked import Asked
 from staticmem.passes.open_dtypes import dtypes_of_lines, ends_of_cast, ends_under_autocast
 from staticmem.scenario.step import Scenario
 
-AMP, CAST = Scenario("train", amp=bfloat16), Scenario("train", dtype=bfloat16)
+AMP, CAST = Scenario(mode="train", amp=bfloat16), Scenario(mode="train", dtype=bfloat16)
 
 
 def graph(op: str, *args: object, line: str = "", cls: str = "net.Net") -> Graph:

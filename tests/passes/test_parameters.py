@@ -42,7 +42,9 @@ def states(result: StepResult) -> set[str]:
     return {buffer.name for buffer in result.trace.buffers if buffer.category in ("optimizer_state", "gradient")}
 
 
-@pytest.mark.parametrize("scenario", [Scenario("train", "adam"), Scenario("train", "sgd", set_to_none=False)])
+@pytest.mark.parametrize(
+    "scenario", [Scenario(mode="train", optimizer="adam"), Scenario(mode="train", optimizer="sgd", set_to_none=False)]
+)
 def test_a_branch_that_the_loss_does_not_depend_on_is_told_without_a_run(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,7 +56,9 @@ def test_a_branch_that_the_loss_does_not_depend_on_is_told_without_a_run(
     assert not any(name.startswith("b.") for name in states(result))
 
 
-@pytest.mark.parametrize("scenario", [Scenario("train", "adam"), Scenario("train", "sgd", set_to_none=False)])
+@pytest.mark.parametrize(
+    "scenario", [Scenario(mode="train", optimizer="adam"), Scenario(mode="train", optimizer="sgd", set_to_none=False)]
+)
 def test_an_op_that_passes_no_gradient_on_is_told_by_backward(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:

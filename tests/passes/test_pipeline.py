@@ -46,7 +46,7 @@ def test_a_pass_without_work_is_not_imported() -> None:
 
 
 def test_edits_are_recorded_with_their_notes() -> None:
-    after = for_step(graph(), Scenario("train", "sgd"))
+    after = for_step(graph(), Scenario(mode="train", optimizer="sgd"))
     (edit,) = after.edits
     assert (edit.name, edit.before, edit.after, edit.changed) == ("batch norms in training", 1, 1, 1)
     assert [note.code for note in edit.notes] == ["SM323"]
@@ -83,6 +83,6 @@ def test_a_study_of_inference_after_one_of_training() -> None:
 
 def test_versions_are_kept_and_shared() -> None:
     bound = graph()
-    adam = for_step(bound, Scenario("train", "adam"))
-    assert for_step(bound, Scenario("train", "sgd")) is adam
+    adam = for_step(bound, Scenario(mode="train", optimizer="adam"))
+    assert for_step(bound, Scenario(mode="train", optimizer="sgd")) is adam
     assert for_step(bound, Scenario()) is bound

@@ -15,10 +15,8 @@ import staticmem
 from staticmem.report.fit import Fit
 from staticmem.report.settings import LIBRARIES, Modules, Run
 from staticmem.report.settings.optimizers import WRITTEN, class_of, keywords, name_of_transformers
-from staticmem.scenario.optimizers import LOW_RANK
-from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS
+from staticmem.scenario.optimizers import LOW_RANK, NAMES_OF_TRANSFORMERS, OPTIMIZERS
 from staticmem.scenario.request import Request, request_of
-from staticmem.scenario.step import OPTIMIZERS
 
 BLOCKS = Path(__file__).parents[1] / "data" / "graphs" / "mlp_blocks.pt2"
 HEADING = ("figures of 'a\nb.pt2'",)

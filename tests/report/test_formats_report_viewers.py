@@ -30,7 +30,9 @@ MIB = 2**20
 @cache
 def replayed(capacity: int | None = None) -> tuple[StepResult, Process, Replay]:
     model = open_model(str(MODELS / "resnet18.pt2"))
-    result = run_step(bind(model, resolve(model, batch=4, resolution=None, dims={})), Scenario("train", "adam"))
+    result = run_step(
+        bind(model, resolve(model, batch=4, resolution=None, dims={})), Scenario(mode="train", optimizer="adam")
+    )
     found = process_of_trace(result.trace)
     return result, found, simulate(found.events, capacity=capacity)
 

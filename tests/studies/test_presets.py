@@ -10,7 +10,7 @@ import pytest
 
 import staticmem
 from staticmem.errors import UsageError, closest
-from staticmem.scenario import presets
+from staticmem.scenario import optimizers, presets
 from staticmem.scenario.optimizers import LOW_RANK
 from staticmem.scenario.request import OPTIONS, Request, request_of
 
@@ -30,7 +30,7 @@ def test_the_page_has_every_default_and_every_name() -> None:
     page = DOCS.read_text()
     assert "\n".join(presets.table()) in page
     assert all(
-        f"| `{name}` | `--optimizer {other}" in page for name, (other, _) in presets.NAMES_OF_TRANSFORMERS.items()
+        f"| `{name}` | `--optimizer {other}" in page for name, (other, _) in optimizers.NAMES_OF_TRANSFORMERS.items()
     )
 
 
@@ -66,7 +66,7 @@ def test_an_unknown_preset_names_the_closest() -> None:
     assert "hf-trainer" in caught.value.hint
 
 
-@pytest.mark.parametrize(("name", "meant"), presets.NAMES_OF_TRANSFORMERS.items())
+@pytest.mark.parametrize(("name", "meant"), optimizers.NAMES_OF_TRANSFORMERS.items())
 def test_names_of_transformers(name: str, meant: tuple[str, str | None]) -> None:
     targets = "all-linear" if meant[0] in LOW_RANK else ()
     scenario, _ = Request(optimizer=name.upper(), optim_target_modules=targets).scenario()

@@ -23,7 +23,7 @@ from staticmem.ops.experts import ALL_TO_ALL
 from staticmem.ops.ring_attention import GATHER, ROWS
 from staticmem.parallel.rewrite import BEFORE, COMMUNICATION, END_OF_PHASE, Rewrite
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import ContextShare
+from staticmem.scenario.strategies import ContextShare
 
 CHUNKS = 2  # of each rank: one from the head of the sequence, one from its tail
 

@@ -11,7 +11,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Frame, Ref
 from staticmem.ir.record import record
 from staticmem.passes.generation.draft import Draft
-from staticmem.scenario.step import Generation
+from staticmem.scenario.generation import Generation
 
 END = 2**63 - 1
 KEPT = ".kept"  # ends the names of views of what a window keeps

@@ -24,7 +24,7 @@ from staticmem.passes.generation.masks import add_mask, needs_mask
 from staticmem.passes.generation.mixing import refuse_other_mixing
 from staticmem.passes.generation.over_keys import Lengths
 from staticmem.passes.generation.reading import not_recognised
-from staticmem.scenario.step import Generation
+from staticmem.scenario.generation import Generation
 
 PADDING = "generate.attention_mask"  # the caller's: `model.generate(**inputs)`
 

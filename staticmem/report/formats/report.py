@@ -27,7 +27,7 @@ from staticmem.report.verdict import (
     tensor_name,
     verdict,
 )
-from staticmem.scenario.step import WHOLE
+from staticmem.scenario.compiling import WHOLE
 from staticmem.units import format_count
 
 _BAR = 24  # columns

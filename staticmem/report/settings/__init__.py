@@ -12,8 +12,9 @@ from importlib import import_module
 
 from staticmem.ir.dtypes import HALVES, DType
 from staticmem.report.text import printable
+from staticmem.scenario.precision import precision
 from staticmem.scenario.presets import PRESETS
-from staticmem.scenario.request import OPTIONS, Request, as_flags, precision
+from staticmem.scenario.request import OPTIONS, Request, as_flags
 from staticmem.scenario.strategies import DATA_PARALLEL, DEEPSPEED, PYTORCH, STRATEGIES, StrategyFacts, facts_of
 
 _OF_PYTORCH = tuple([name for name in DATA_PARALLEL if STRATEGIES[name].library == PYTORCH])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from staticmem.scenario.presets import NAMES_OF_TRANSFORMERS
+from staticmem.scenario.optimizers import NAMES_OF_TRANSFORMERS, TORCH_OPTIMIZERS, TORCHAO
 from staticmem.scenario.request import Request
-from staticmem.scenario.step import TORCH_OPTIMIZERS, TORCHAO
 
 # module to import and class of optimizers that are not torch.optim's: bitsandbytes/optim/__init__.py,
 # timm/optim/lion.py, transformers/optimization.py, torchao/optim/__init__.py

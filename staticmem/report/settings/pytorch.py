@@ -14,7 +14,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.report.settings import Run, comment
 from staticmem.report.settings.optimizers import class_of, keywords
 from staticmem.scenario.adapters import Lora, lora_of
-from staticmem.scenario.request import precision
+from staticmem.scenario.precision import precision
 from staticmem.scenario.step import DROPPED, FIRST
 
 _INDENT = "    "

@@ -18,8 +18,10 @@ from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import DimensionError, UsageError
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes, liveness
+from staticmem.scenario.losses import HEAD_LOSSES, OF_TRANSFORMERS
+from staticmem.scenario.optimizers import TORCH_OPTIMIZERS
 from staticmem.scenario.request import OPTIONS, Request, request_of
-from staticmem.scenario.step import HEAD_LOSSES, OF_TRANSFORMERS, TORCH_OPTIMIZERS, Scenario
+from staticmem.scenario.step import Scenario
 from staticmem.studies import Study
 from staticmem.studies.device import device_of
 from staticmem.units import GIB

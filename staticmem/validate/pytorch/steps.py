@@ -14,7 +14,8 @@ from staticmem.engine.losses import target_of
 from staticmem.ir.graph import Graph
 from staticmem.ops import kinds_of
 from staticmem.scenario.losses import has_terms
-from staticmem.scenario.step import FIRST, HELD, TORCH_OPTIMIZERS, Scenario
+from staticmem.scenario.optimizers import TORCH_OPTIMIZERS
+from staticmem.scenario.step import FIRST, HELD, Scenario
 from staticmem.validate.pytorch.program import NotRunnableError, Program, torch_dtype
 
 TARGET = "target"

@@ -1,0 +1,66 @@
+"""The card, and the software on it."""
+
+from __future__ import annotations
+
+import os
+
+from staticmem.ir.record import record
+from staticmem.scenario.options import DEVICE, option
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class DeviceOptions:
+    """What runs the step, and what a card or its software is told."""
+
+    gpu: str | None = option(
+        None, DEVICE, "text", "NAME|SIZE", "a GPU by name or size (h100-sxm-80gb, 24GB), and whether the step fits",
+        table="", session=True, unset="an H100 SXM 80 GB is assumed", example="24GB",
+        details="Without one the report does not say whether the step fits",
+    )
+    gpus_file: str | os.PathLike[str] | None = option(
+        None, DEVICE, "text", "FILE", "YAML with GPUs of your own, over those of the package", session=True,
+        example="gpus.yaml", details="[hardware](hardware.md)",
+    )
+    alloc_conf: str | None = option(
+        None, DEVICE, "text", "CONF", "settings of the allocator, as in PYTORCH_ALLOC_CONF", table="",
+        example="expandable_segments:True",
+        details="`expandable_segments:True,max_split_size_mb:128` ([allocators](allocators.md))",
+    )
+    torch_version: str | None = option(
+        None, DEVICE, "text", "V", "the PyTorch that runs the step", unset="2.13", example="2.9",
+        details="Decides workspaces of cuBLAS, which cuDNN, and what autograd saved before 1.11. Before 2.0 optimizers "
+        "run as for-loops, gradients are zeroed, and attention is written out, where nothing else is said. "
+        "`1.12+cu113` names a build for another CUDA than that on PyPI",
+    )
+    module_loading: str | None = option(
+        None, DEVICE, "choice", "WHEN", "when kernels come to the GPU, as CUDA_MODULE_LOADING",
+        choices=("lazy", "eager"), unset="as that PyTorch does, eager before 1.13", example="lazy",
+        details="At their first use, or all with the context. A driver before R515 loads eagerly "
+        "([hardware](hardware.md))",
+    )
+    tf32: bool = option(True, DEVICE, "switch", "", "torch.backends.cudnn.allow_tf32 is on")
+    channels_last: bool = option(
+        False, DEVICE, "switch", "", "model and inputs are in torch.channels_last",
+        details="Convolutions need smaller workspaces",
+    )
+    cudnn_benchmark: bool = option(
+        False, DEVICE, "switch", "", "torch.backends.cudnn.benchmark is on",
+        details="The first step searches with large workspaces ([workspace](workspace.md))",
+    )
+    cudnn: str = option(
+        "tables", DEVICE, "choice", "SOURCE", "source of workspaces of convolutions: tables, or an installed library",
+        choices=("tables", "library"), example="tables",
+        details="An installed libcudnn is exact (`pip install 'staticmem[cudnn]'`)",
+    )
+    profile: str | os.PathLike[str] | None = option(
+        None, DEVICE, "text", "FILE", "YAML with your own figures of context, libraries and cuBLAS", session=True,
+        example="profile.yaml", details="[hardware](hardware.md)",
+    )
+    # fmt: on
+
+    @property
+    def names_device(self) -> bool:
+        """Whether an option was given that only a card or its software can refuse."""
+        given = (self.gpu, self.alloc_conf, self.torch_version, self.module_loading, self.profile)
+        return any(value is not None for value in given) or self.cudnn != "tables"

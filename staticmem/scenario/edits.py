@@ -1,0 +1,55 @@
+"""What is changed in the model itself."""
+
+from __future__ import annotations
+
+import re
+
+from staticmem.errors import UsageError
+from staticmem.ir.record import record
+from staticmem.scenario.options import LEVERS, STEP, option
+
+NONE_FROZEN = "none"  # for `freeze`: all parameters are trained, also where the file does not say it
+MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class Edits:
+    """What of the model is frozen or replaced, and what the file does not say of it."""
+
+    freeze: str | None = option(
+        None, LEVERS, "text", "REGEX", "regular expression; parameters whose name contains a match are not trained",
+        example="'^(?!fc)'", details="`'^(?!fc)'`: all but `fc`; `none`: all are trained",
+    )
+    inplace_abn: bool = option(
+        False, LEVERS, "switch", "", "batch norms with their ReLU as InPlaceABN, which saves the result alone",
+        details="mapillary's package. ReLU becomes leaky ReLU ([levers](levers.md#batch-norms-in-place))",
+    )
+    unfold_batchnorm: bool = option(
+        False, STEP, "switch", "", "puts a batch norm behind every convolution with a bias",
+        details="For files whose norms were folded away (an inference export analysed for training)",
+    )
+    inplace_activations: str = option(
+        "auto", STEP, "choice", "POLICY", "what ran in place, where the file does not say",
+        choices=("auto", "none", "all"), example="auto",
+        details="ONNX files do not say which activations ran in place",
+    )
+    # fmt: on
+
+    def check(self) -> None:
+        """Raises:
+        UsageError: what is frozen is no regular expression.
+        """
+        text = self.freeze or ""
+        if len(text) > MAX_PATTERN:
+            raise UsageError(
+                f"--freeze is {len(text)} characters long",
+                f"A regular expression has at most {MAX_PATTERN} here.",
+                "Use a shorter one.",
+                code="SM162",
+            )
+        try:
+            re.compile(text)
+        except (re.error, RecursionError, OverflowError) as error:
+            what, why = f"--freeze '{text}' is not a regular expression", f"Python says: {error}."
+            raise UsageError(what, why, "Try '^(?!fc)'.", code="SM162") from error

@@ -1,0 +1,46 @@
+"""Sizes of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from staticmem.errors import UsageError
+from staticmem.ir.record import record
+from staticmem.scenario.options import SIZES, option
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class Sizes:
+    """Sizes of the model's inputs; what is not given is as the file has it."""
+
+    batch: int | None = option(
+        None, SIZES, "whole", "N", "size of axis 0 of every input", letter="-b", example="32",
+        details="Where the export fixed the same size for all inputs it is changed (a 1 stays; several sizes are an "
+        "error). If the file leaves it open and you do not give it, 1 is assumed and the report says so",
+    )
+    resolution: int | tuple[int, int] | None = option(
+        None, SIZES, "resolution", "N|HxW", "height and width of 4-D image inputs, one number for both", example="224",
+        details="In ONNX files whose input a `Transpose` shows to be channels last (TensorFlow, Keras) these are "
+        "axes 1 and 2. Where the shape looks so and nothing shows it, an error asks for `--dim input[axis]=N`",
+    )
+    dims: Mapping[str, int] | None = option(
+        None, SIZES, "dims", "NAME=N", "size of another open dimension, by its name", flag="--dim",
+        example="{seq: 512}", details="Its name is that in the file, or `input[axis]`",
+    )
+    # fmt: on
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width, where a resolution is given.
+
+        Raises:
+            UsageError: it is of another number of sizes.
+        """
+        size = self.resolution
+        if isinstance(size, int):
+            return size, size
+        if size is not None and len(size) != 2:
+            why = "It is a height and a width."
+            raise UsageError(f"a resolution of {len(size)} numbers", why, "Give two, or one for both.", "SM110")
+        return size
