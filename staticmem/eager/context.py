@@ -482,6 +482,40 @@ class Eager:
         strides = layout.pointwise_strides(shape, tuple([(t.shape, t.strides) for t in operands]))
         return self.empty(shape, dtype or result_type(operands), strides, kernel)
 
+    # Calls of formulas that are written once: these allocate, those of `tracing.tracer.Tracer` make nodes.
+
+    def call(self, name: str, *operands: Tensor | float) -> Tensor:
+        """An elementwise call by its name, with its overload where it has one; numbers take no part in the result."""
+        kernel = f"aten.{name}" if "." in name else f"aten.{name}.default"
+        return self.pointwise(kernel, *[operand for operand in operands if not isinstance(operand, (int, float))])
+
+    def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.pointwise("aten.mul.Tensor", a, b)
+
+    def div(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.pointwise("aten.div.Tensor", a, b)
+
+    def scale(self, a: Tensor, factor: float) -> Tensor:
+        return self.pointwise("aten.mul.Tensor", a)
+
+    def plus(self, a: Tensor, number: float) -> Tensor:
+        return self.pointwise("aten.add.Tensor", a)
+
+    def minus(self, a: Tensor, number: float) -> Tensor:
+        return self.pointwise("aten.sub.Tensor", a)
+
+    def power(self, a: Tensor, exponent: float) -> Tensor:
+        return self.pointwise("aten.pow.Tensor_Scalar", a)
+
+    def one_minus(self, a: Tensor) -> Tensor:
+        return self.pointwise("aten.rsub.Scalar", a)
+
+    def sgn(self, a: Tensor) -> Tensor:
+        return self.pointwise("aten.sgn.default", a)
+
+    def zeros_like(self, a: Tensor) -> Tensor:
+        return self.empty_like(a, kernel="aten.zeros_like.default")
+
     def sum_to(self, tensor: Tensor, shape: layout.Shape) -> Tensor:
         """`at::sum_to`: one sum with keepdim over the broadcast dimensions, then a view."""
         lead = tensor.ndim - len(shape)

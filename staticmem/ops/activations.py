@@ -1,7 +1,6 @@
 """Activations and clamps.
 
-Each row says what backward needs (`self`, `result`) and which kernels its formula runs, the last one being the gradient
-(tools/autograd/derivatives.yaml; FunctionsManual.cpp for the composed ones).
+The gradient of a row is one kernel (tools/autograd/derivatives.yaml).
 """
 
 from __future__ import annotations
@@ -17,34 +16,34 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, declare_sizes, like_first, one_input, real, text, translation
-from staticmem.ops.pointwise import Unary, clone_for_backward, define_unary, grad_of, gradient_like, inplace
+from staticmem.ops.pointwise import Unary, clone_for_backward, define_unary, fused, grad_of, gradient_like, inplace
 from staticmem.ops.registry import rule
 from staticmem.ops.views import reshape
 
 # those that torch.nn.functional and a class of torch.nn run in place where they are asked to
 _BY_ARGUMENT = (
-    Unary("relu", "ReluBackward0", "result", ("threshold_backward.default",), saved_first=True),
-    Unary("relu6", "HardtanhBackward0", "self", ("hardtanh_backward.default",), saved_first=True),
-    Unary("hardtanh", "HardtanhBackward0", "self", ("hardtanh_backward.default",), saved_first=True),
-    Unary("silu", "SiluBackward0", "self", ("silu_backward.default",)),
-    Unary("mish", "MishBackward0", "self", ("mish_backward.default",)),
-    Unary("hardswish", "HardswishBackward0", "self", ("hardswish_backward.default",), saved_first=True),
-    Unary("hardsigmoid", "HardsigmoidBackward0", "self", ("hardsigmoid_backward.default",), saved_first=True),
-    Unary("leaky_relu", "LeakyReluBackward0", "self", ("leaky_relu_backward.default",), "", "result", saved_first=True),
-    Unary("elu", "EluBackward0", "self", ("elu_backward.default",), "", "result", saved_first=True),
-    Unary("selu", "EluBackward0", "self", ("elu_backward.default",), "", "result", saved_first=True),
-    Unary("celu", "EluBackward0", "self", ("elu_backward.default",), "", "result", saved_first=True),
-    Unary("threshold", "ThresholdBackward0", "self", ("threshold_backward.default",), saved_first=True),
+    Unary("relu", "ReluBackward0", fused("threshold_backward", "result", first=True)),
+    Unary("relu6", "HardtanhBackward0", fused("hardtanh_backward", "self", first=True)),
+    Unary("hardtanh", "HardtanhBackward0", fused("hardtanh_backward", "self", first=True)),
+    Unary("silu", "SiluBackward0", fused("silu_backward", "self")),
+    Unary("mish", "MishBackward0", fused("mish_backward", "self")),
+    Unary("hardswish", "HardswishBackward0", fused("hardswish_backward", "self", first=True)),
+    Unary("hardsigmoid", "HardsigmoidBackward0", fused("hardsigmoid_backward", "self", first=True)),
+    Unary("leaky_relu", "LeakyReluBackward0", fused("leaky_relu_backward", "self", first=True), inplace_saves="result"),
+    Unary("elu", "EluBackward0", fused("elu_backward", "self", first=True), inplace_saves="result"),
+    Unary("selu", "EluBackward0", fused("elu_backward", "self", first=True), inplace_saves="result"),
+    Unary("celu", "EluBackward0", fused("elu_backward", "self", first=True), inplace_saves="result"),
+    Unary("threshold", "ThresholdBackward0", fused("threshold_backward", "self", first=True)),
 )
 _OTHERS = (
-    Unary("sigmoid", "SigmoidBackward0", "result", ("sigmoid_backward.default",), also="special_expit"),
-    Unary("tanh", "TanhBackward0", "result", ("tanh_backward.default",)),
-    Unary("gelu", "GeluBackward0", "self", ("gelu_backward.default",)),
-    Unary("softplus", "SoftplusBackward0", "self", ("softplus_backward.default",), "float32",
-          in_place=False, saved_first=True),
-    Unary("softshrink", "SoftshrinkBackward0", "self", ("softshrink_backward.default",), in_place=False),
-    Unary("hardshrink", "HardshrinkBackward0", "self", ("hardshrink_backward.default",), in_place=False),
-    Unary("log_sigmoid", "LogSigmoidBackward0", "self", ("log_sigmoid_backward.default",), in_place=False),
+    Unary("sigmoid", "SigmoidBackward0", fused("sigmoid_backward", "result"), also="special_expit"),
+    Unary("tanh", "TanhBackward0", fused("tanh_backward", "result")),
+    Unary("gelu", "GeluBackward0", fused("gelu_backward", "self")),
+    Unary("softplus", "SoftplusBackward0", fused("softplus_backward", "self", first=True), "float32",
+          in_place=False),
+    Unary("softshrink", "SoftshrinkBackward0", fused("softshrink_backward", "self"), in_place=False),
+    Unary("hardshrink", "HardshrinkBackward0", fused("hardshrink_backward", "self"), in_place=False),
+    Unary("log_sigmoid", "LogSigmoidBackward0", fused("log_sigmoid_backward", "self"), in_place=False),
 )  # fmt: skip
 for _row in _BY_ARGUMENT:
     define_unary(_row, ("activation",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from staticmem.eager.autograd import Formula, Grads
@@ -109,65 +109,91 @@ def zeros(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return e.empty_like(grad_of(grads), kernel="aten.zeros_like.default")
 
 
+# The gradient of a function of one tensor from (calls, incoming gradient, input, result), as derivatives.yaml has it.
+# `Eager` answers the calls with allocations, the tracer of `torch.compile` with nodes.
+Gradient = Callable[[Any, Any, Any, Any], Any]
+
+
 class Unary(NamedTuple):
     """A row of the table."""
 
     name: str
     node: str
-    saves: str  # "self", "result" or ""
-    kernels: tuple[str, ...]  # of the backward formula, in order
+    gradient: Gradient
     autocast: Autocast = ""
-    inplace_saves: str = ""  # where the in-place form differs
     also: str = ""  # other names that PyTorch dispatches to it, in-place ones end in `_`
+    inplace_saves: str = ""  # where the in-place form differs
     in_place: bool = True  # there is an in-place form
-    saved_first: bool = False  # the formula has the saved tensor before the gradient, whose layout then counts less
+
+    def result(self, dtype: DType) -> DType:
+        """The dtype of the result."""
+        if dtype.kind == "complex" and self.name == "abs":
+            return dtypes.real_of(dtype)
+        return dtype if dtype.is_differentiable or self.name in _INTEGER else dtypes.float32
 
 
-def _formula(row: Unary, self: Tensor, result: Tensor) -> Formula:
-    saved = self if row.saves == "self" else result
+class _Reading(Eager):
+    """Notes what a formula calls, and what it reads."""
 
-    def compute(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        out = grad = grad_of(grads)
-        operands = (grad, saved) if row.saves else (grad,)
-        if row.saved_first:
-            operands = (saved, grad)
-        for name in row.kernels:
-            out = e.pointwise(f"aten.{name}", *operands)
-        return out
+    def __init__(self) -> None:
+        self.kernels: list[str] = []
+        self.read: set[object] = set()
 
-    return Formula((0,), compute)
+    def pointwise(self, kernel: str, *operands: Any, dtype: DType | None = None) -> Any:
+        self.kernels.append(kernel.split(".")[1])
+        self.read.update(operands)
+        return kernel
+
+    def empty_like(self, tensor: Any, dtype: DType | None = None, kernel: str = "", memory_format: Any = None) -> Any:
+        return self.pointwise(kernel)
+
+
+def fused(name: str, saves: str, first: bool = False) -> Gradient:
+    """A gradient that is one kernel: of the incoming one and what is saved, `self` or `result`. `first`: the kernel has
+    the saved tensor before the gradient, whose layout then counts less."""
+
+    def gradient(calls: Any, grad: Any, self: Any, result: Any) -> Any:
+        saved = self if saves == "self" else result
+        return calls.call(name, *((saved, grad) if first else (grad, saved)))
+
+    return gradient
+
+
+def kernels_of(gradient: Gradient) -> tuple[list[str], str]:
+    """What a gradient runs, and what it reads: `self`, `result` or nothing."""
+    reading = _Reading()
+    gradient(reading, "grad", "self", "result")
+    return reading.kernels, next((name for name in ("self", "result") if name in reading.read), "")
 
 
 def define_unary(row: Unary, kinds: tuple[Kind, ...] = ()) -> None:
     """Registers the rules of a row."""
-    needs = {"self": "its input", "result": "its result", "": "nothing"}[row.saves]
-    saved_in_place = row.inplace_saves or row.saves
+    run, saves = kernels_of(row.gradient)
+    saved_in_place = row.inplace_saves or saves
+
+    def formula(self: Tensor, result: Tensor) -> Formula:
+        return Formula((0,), lambda e, grads, need: row.gradient(e, grad_of(grads), self, result))
 
     def out_of_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        dtype = self.dtype if self.dtype.is_differentiable or row.name in _INTEGER else dtypes.float32
-        if dtype.kind == "complex" and row.name == "abs":
-            dtype = dtypes.real_of(dtype)
-        out = e.pointwise(f"aten.{row.name}.default", self, dtype=dtype)
-        saves = {"self": self, "result": out, "": None}[row.saves]
-        e.record(row.node, out, [self], [_formula(row, self, out)], [saves])
+        out = e.pointwise(f"aten.{row.name}.default", self, dtype=row.result(self.dtype))
+        e.record(row.node, out, [self], [formula(self, out)], [{"self": self, "result": out, "": None}[saves]])
         return out
 
     def in_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         original = clone_for_backward(e, self, self) if saved_in_place == "self" else None
         out = inplace(e, self, f"aten.{row.name}_.default")
-        saves = {"self": original, "result": out, "": None}[saved_in_place]
-        e.record(row.node, out, [self], [_formula(row, original or self, out)], [saves])
+        saved = {"self": original, "result": out, "": None}[saved_in_place]
+        e.record(row.node, out, [self], [formula(original or self, out)], [saved])
         return out
 
-    kernels = ", ".join(name.split(".")[0] for name in row.kernels)
-    out_of_place.__doc__ = f"Saves {needs}; backward runs {kernels or 'nothing'}."
-    in_place.__doc__ = (
-        f"In place: saves {'its result' if saved_in_place else 'nothing'}; backward runs {kernels or 'nothing'}."
-    )
+    needs = {"self": "its input", "result": "its result", "": "nothing"}[saves]
+    kernels = ", ".join(run) or "nothing"
+    out_of_place.__doc__ = f"Saves {needs}; backward runs {kernels}."
+    in_place.__doc__ = f"In place: saves {'its result' if saved_in_place else 'nothing'}; backward runs {kernels}."
     if saved_in_place == "self":
         in_place.__doc__ = f"In place: clones its input first and saves the clone; backward runs {kernels}."
     names = [row.name, *row.also.split()]
-    if row.kernels == ("zeros_like.default",):
+    if run == ["zeros_like"]:
         kinds = ("step",)
     rule(" ".join(name for name in names if not name.endswith("_")), kinds, row.autocast)(out_of_place)
     if row.in_place:

@@ -1,11 +1,12 @@
 """Functions of one number: exponentials, logarithms, angles, roundings and special functions.
 
-Each row says what backward needs (`self`, `result`) and which kernels its formula runs, the last one being the gradient
-(tools/autograd/derivatives.yaml; FunctionsManual.cpp for the composed ones).
+Each row has its gradient (tools/autograd/derivatives.yaml; FunctionsManual.cpp for the composed ones), which says what
+is saved: the input, the result or nothing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,60 +15,90 @@ from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ops.onnx import one_input
-from staticmem.ops.pointwise import Unary, define_unary, grad_of
+from staticmem.ops.pointwise import Gradient, Unary, define_unary, fused, grad_of
 from staticmem.ops.registry import declare, rule
 
-TABLE = (
-    Unary("exp", "ExpBackward0", "result", ("mul.Tensor",), "float32"),
-    Unary("exp2", "Exp2Backward0", "result", ("mul.Tensor", "mul.Tensor"), also="special_exp2"),
-    Unary("expm1", "Expm1Backward0", "result", ("add.Tensor", "mul.Tensor"), "float32", also="special_expm1"),
-    Unary("log", "LogBackward0", "self", ("div.Tensor",), "float32"),
-    Unary("log2", "Log2Backward0", "self", ("mul.Tensor", "div.Tensor"), "float32"),
-    Unary("log10", "Log10Backward0", "self", ("mul.Tensor", "div.Tensor"), "float32"),
-    Unary("log1p", "Log1PBackward0", "self", ("add.Tensor", "div.Tensor"), "float32", also="special_log1p"),
-    Unary("sqrt", "SqrtBackward0", "result", ("mul.Tensor", "div.Tensor")),
-    Unary("rsqrt", "RsqrtBackward0", "result", ("mul.Tensor", "pow.Tensor_Scalar", "mul.Tensor"), "float32"),
-    Unary("reciprocal", "ReciprocalBackward0", "result", ("neg.default", "mul.Tensor", "mul.Tensor"), "float32"),
-    Unary("square", "PowBackward0", "self", ("pow.Tensor_Scalar", "mul.Scalar", "mul.Tensor"), "float32"),
-    Unary("abs", "AbsBackward0", "self", ("sgn.default", "mul.Tensor"), also="absolute absolute_"),
-    Unary("neg", "NegBackward0", "", ("neg.default",), also="negative negative_"),
-    Unary("sin", "SinBackward0", "self", ("cos.default", "mul.Tensor")),
-    Unary("cos", "CosBackward0", "self", ("sin.default", "neg.default", "mul.Tensor")),
-    Unary("tan", "TanBackward0", "result", ("pow.Tensor_Scalar", "add.Tensor", "mul.Tensor"), "float32"),
-    Unary("sinh", "SinhBackward0", "self", ("cosh.default", "mul.Tensor"), "float32"),
-    Unary("cosh", "CoshBackward0", "self", ("sinh.default", "mul.Tensor"), "float32"),
-    Unary("asin", "AsinBackward0", "self", ("mul.Tensor", "neg.default", "add.Tensor", "rsqrt.default", "mul.Tensor"),
-          "float32", also="arcsin arcsin_"),
-    Unary("acos", "AcosBackward0", "self",
-          ("neg.default", "mul.Tensor", "neg.default", "add.Tensor", "rsqrt.default", "mul.Tensor"), "float32",
-          also="arccos arccos_"),
-    Unary("atan", "AtanBackward0", "self", ("mul.Tensor", "add.Tensor", "div.Tensor"), also="arctan arctan_"),
-    Unary("asinh", "AsinhBackward0", "self", ("pow.Tensor_Scalar", "add.Tensor", "rsqrt.default", "mul.Tensor"),
+
+def _rsqrt(c: Any, g: Any, x: Any, out: Any) -> Any:
+    cube = c.power(out, 3)
+    return c.mul(c.scale(g, -0.5), cube)
+
+
+def _reciprocal(c: Any, g: Any, x: Any, out: Any) -> Any:
+    square = c.mul(out, out)
+    return c.mul(c.call("neg", g), square)
+
+
+def _arcus(c: Any, x: Any) -> Any:
+    return c.call("rsqrt", c.plus(c.mul(c.call("neg", x), x), 1))
+
+
+def _atanh(c: Any, g: Any, x: Any, out: Any) -> Any:
+    rest = c.one_minus(c.power(x, 2))
+    return c.div(c.scale(g, 1), rest)
+
+
+def _gaussian(factor: float) -> Gradient:
+    return lambda c, g, x, out: c.mul(c.scale(c.call("exp", c.call("neg", c.power(x, 2))), factor), g)
+
+
+def _erfinv(c: Any, g: Any, x: Any, out: Any) -> Any:
+    return c.mul(c.scale(c.call("exp", c.power(c.call("erfinv", x), 2)), math.sqrt(math.pi) / 2), g)
+
+
+def _nothing(c: Any, g: Any, x: Any, out: Any) -> Any:
+    return c.zeros_like(g)
+
+
+# Calls that `torch.compile` sees as they are
+PLAIN = (
+    Unary("exp", "ExpBackward0", lambda c, g, x, out: c.mul(g, out), "float32"),
+    Unary("exp2", "Exp2Backward0", lambda c, g, x, out: c.scale(c.mul(g, out), math.log(2)), also="special_exp2"),
+    Unary("expm1", "Expm1Backward0", lambda c, g, x, out: c.mul(g, c.plus(out, 1)), "float32", "special_expm1"),
+    Unary("log", "LogBackward0", lambda c, g, x, out: c.div(g, x), "float32"),
+    Unary("log2", "Log2Backward0", lambda c, g, x, out: c.div(g, c.scale(x, math.log(2))), "float32"),
+    Unary("log10", "Log10Backward0", lambda c, g, x, out: c.div(g, c.scale(x, math.log(10))), "float32"),
+    Unary("log1p", "Log1PBackward0", lambda c, g, x, out: c.div(g, c.plus(x, 1)), "float32", "special_log1p"),
+    Unary("sqrt", "SqrtBackward0", lambda c, g, x, out: c.div(g, c.scale(out, 2))),
+    Unary("rsqrt", "RsqrtBackward0", _rsqrt, "float32"),
+    Unary("reciprocal", "ReciprocalBackward0", _reciprocal, "float32"),
+    Unary("abs", "AbsBackward0", lambda c, g, x, out: c.mul(g, c.sgn(x)), also="absolute absolute_"),
+    Unary("neg", "NegBackward0", lambda c, g, x, out: c.call("neg", g), also="negative negative_"),
+    Unary("sin", "SinBackward0", lambda c, g, x, out: c.mul(g, c.call("cos", x))),
+    Unary("cos", "CosBackward0", lambda c, g, x, out: c.mul(g, c.call("neg", c.call("sin", x)))),
+    Unary("tan", "TanBackward0", lambda c, g, x, out: c.mul(g, c.plus(c.power(out, 2), 1)), "float32"),
+    Unary("sinh", "SinhBackward0", lambda c, g, x, out: c.mul(g, c.call("cosh", x)), "float32"),
+    Unary("cosh", "CoshBackward0", lambda c, g, x, out: c.mul(g, c.call("sinh", x)), "float32"),
+    Unary("asin", "AsinBackward0", lambda c, g, x, out: c.mul(g, _arcus(c, x)), "float32", "arcsin arcsin_"),
+    Unary("acos", "AcosBackward0", lambda c, g, x, out: c.mul(g, c.call("neg", _arcus(c, x))), "float32",
+          "arccos arccos_"),
+    Unary("atan", "AtanBackward0", lambda c, g, x, out: c.div(g, c.plus(c.mul(x, x), 1)), also="arctan arctan_"),
+    Unary("asinh", "AsinhBackward0", lambda c, g, x, out: c.mul(g, c.call("rsqrt", c.plus(c.power(x, 2), 1))),
           also="arcsinh"),
-    Unary("acosh", "AcoshBackward0", "self", ("pow.Tensor_Scalar", "sub.Tensor", "rsqrt.default", "mul.Tensor"),
+    Unary("acosh", "AcoshBackward0", lambda c, g, x, out: c.mul(g, c.call("rsqrt", c.minus(c.mul(x, x), 1))),
           also="arccosh"),
-    Unary("atanh", "AtanhBackward0", "self", ("pow.Tensor_Scalar", "rsub.Scalar", "reciprocal.default", "mul.Tensor"),
-          also="arctanh"),
-    Unary("erf", "ErfBackward0", "self",
-          ("pow.Tensor_Scalar", "neg.default", "exp.default", "mul.Tensor", "mul.Tensor"),
-          also="special_erf", saved_first=True),
-    Unary("erfc", "ErfcBackward0", "self",
-          ("pow.Tensor_Scalar", "neg.default", "exp.default", "mul.Tensor", "mul.Tensor"),
-          also="special_erfc", saved_first=True),
-    Unary("erfinv", "ErfinvBackward0", "self",
-          ("erfinv.default", "pow.Tensor_Scalar", "exp.default", "mul.Tensor", "mul.Tensor"), "float32",
-          saved_first=True),
-    Unary("logit", "LogitBackward0", "self", ("logit_backward.default",), also="special_logit", saved_first=True),
-    Unary("lgamma", "LgammaBackward0", "self", ("digamma.default", "mul.Tensor"), also="special_gammaln"),
-    Unary("deg2rad", "Deg2RadBackward0", "", ("mul.Tensor",)),
-    Unary("rad2deg", "Rad2DegBackward0", "", ("mul.Tensor",)),
-    Unary("floor", "FloorBackward0", "", ("zeros_like.default",)),
-    Unary("ceil", "CeilBackward0", "", ("zeros_like.default",)),
-    Unary("round", "RoundBackward0", "", ("zeros_like.default",), also="special_round"),
-    Unary("trunc", "TruncBackward0", "", ("zeros_like.default",), also="fix fix_"),
-    Unary("sign", "SignBackward0", "", ("zeros_like.default",)),
-    Unary("frac", "FracBackward0", "", ()),
+    Unary("atanh", "AtanhBackward0", _atanh, also="arctanh"),
+    Unary("erf", "ErfBackward0", _gaussian(2 / math.sqrt(math.pi)), also="special_erf"),
+    Unary("erfc", "ErfcBackward0", _gaussian(-2 / math.sqrt(math.pi)), also="special_erfc"),
+    Unary("erfinv", "ErfinvBackward0", _erfinv, "float32"),
+    Unary("lgamma", "LgammaBackward0", lambda c, g, x, out: c.mul(g, c.call("digamma", x)), also="special_gammaln"),
+    Unary("digamma", "DigammaBackward0", lambda c, g, x, out: c.mul(g, c.call("polygamma", 1, x)),
+          also="special_digamma special_psi"),
+    Unary("floor", "FloorBackward0", _nothing),
+    Unary("ceil", "CeilBackward0", _nothing),
+    Unary("round", "RoundBackward0", _nothing, also="special_round"),
+    Unary("trunc", "TruncBackward0", _nothing, also="fix fix_"),
+    Unary("sign", "SignBackward0", _nothing),
 )  # fmt: skip
+# Calls that it sees as others
+_COMPOSED = (
+    Unary("square", "PowBackward0", lambda c, g, x, out: c.mul(g, c.call("mul.Scalar", c.power(x, 1))), "float32"),
+    Unary("logit", "LogitBackward0", fused("logit_backward", "self", first=True), also="special_logit"),
+    Unary("deg2rad", "Deg2RadBackward0", lambda c, g, x, out: c.scale(g, math.pi / 180)),
+    Unary("rad2deg", "Rad2DegBackward0", lambda c, g, x, out: c.scale(g, 180 / math.pi)),
+    Unary("frac", "FracBackward0", lambda c, g, x, out: g),
+)
+TABLE = PLAIN + _COMPOSED
 for _row in TABLE:
     define_unary(_row)
 declare("heaviside", ("step",))
@@ -97,19 +128,6 @@ def sinc(e: Eager, self: Tensor) -> Tensor:
         return e.pointwise("aten.where.self", mask, result, dtype=grad.dtype)
 
     e.record("SincBackward0", out, [self], [Formula((0,), gradient)], [self])
-    return out
-
-
-@rule("digamma special_digamma special_psi")
-def digamma(e: Eager, self: Tensor) -> Tensor:
-    """Saves its input; backward runs polygamma, mul."""
-    out = e.pointwise("aten.digamma.default", self)
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        slope = e.pointwise("aten.polygamma.default", self)
-        return e.pointwise("aten.mul.Tensor", grad_of(grads), slope)
-
-    e.record("DigammaBackward0", out, [self], [Formula((0,), gradient)], [self])
     return out
 
 

@@ -130,6 +130,29 @@ class Tracer:
     def div(self, a: Node, b: Argument) -> Node:
         return self.pointwise("aten::div.Tensor", a, b)
 
+    def call(self, name: str, *args: Argument) -> Node:
+        """An elementwise call by its name: `cos`."""
+        return self.pointwise(f"aten::{name}", *args)
+
+    def scale(self, a: Node, factor: float) -> Node:
+        return self.pointwise("aten::mul.Scalar", a, factor)
+
+    def plus(self, a: Node, number: float) -> Node:
+        return self.pointwise("aten::add.Scalar", a, number)
+
+    def minus(self, a: Node, number: float) -> Node:
+        return self.pointwise("aten::sub.Scalar", a, number)
+
+    def power(self, a: Node, exponent: float) -> Node:
+        return self.pointwise("aten::pow.Tensor_Scalar", a, exponent)
+
+    def one_minus(self, a: Node) -> Node:
+        """`rsub` (torch/_refs)."""
+        return self.sub(self.full_like(a, 1), a)
+
+    def sgn(self, a: Node) -> Node:
+        return self.cast(self.call("sign", self.opmath(a)), a.dtype)
+
     def compare(self, name: str, a: Node, b: Argument) -> Node:
         """`name` is that of the call without its overload: `le`."""
         return self.pointwise(f"aten::{name}.{'Tensor' if type(b) is Node else 'Scalar'}", a, b, dtype=dtypes.bool_)

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from staticmem.ops import registry
+import pytest
+
+from staticmem.ops import registry, unary
+from staticmem.ops.pointwise import kernels_of
 from staticmem.ops.traces import registry as traces
 
 WITHOUT_TRACE = 149  # rules; docs/generated/ops.md lists them
@@ -32,3 +35,29 @@ def test_a_trace_stands_beside_its_rule() -> None:
 
 def test_new_rules_come_with_a_trace() -> None:
     assert len(traces.untraced()) <= WITHOUT_TRACE
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_call_what_autograd_calls() -> None:
+    """In order: the gradients that are written once are those of eager code."""
+    torch = pytest.importorskip("torch")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Log(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(str(function).split(".")[1])
+            return function(*args, **(kwargs or {}))
+
+    differing = {}
+    for row in unary.PLAIN:
+        called: list[str] = []
+        x = torch.full((3,), 1.5 if row.name == "acosh" else 0.5, requires_grad=True)
+        out = getattr(torch.ops.aten, row.name)(x)
+        with Log():
+            torch.autograd.grad(out, x, torch.ones(3))
+        rsub = ["empty_like", "fill_", "sub_"]  # by which PyTorch composes it
+        made = " ".join(name for name in called if name not in ("ones", "detach")).replace(" ".join(rsub), "rsub")
+        if made != " ".join(kernels_of(row.gradient)[0]):
+            differing[row.name] = made
+    assert differing == {}

@@ -15,7 +15,6 @@ from staticmem.ops.traces.arithmetic import mul, sub, tensor
 from staticmem.ops.traces.comparison import boolean, chosen, where
 from staticmem.ops.traces.joining import concatenated
 from staticmem.ops.traces.registry import trace_of, traced
-from staticmem.ops.traces.unary import call
 from staticmem.ops.traces.views import view
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
@@ -440,6 +439,6 @@ def clamp(t: Tracer, self: Node, min: Any = None, max: Any = None) -> Node:
 @traced("softshrink")
 def softshrink(t: Tracer, self: Node, lambd: float = 0.5) -> Node:
     """torch/_refs/nn/functional: nan stays nan by a product with zero. Autograd sees its parts."""
-    outside = t.compare("gt", call(t, "abs", self), lambd)
+    outside = t.compare("gt", t.call("abs", self), lambd)
     shrunk = sub(t, self, mul(t, trace_of("aten::sign")(t, self), lambd))
     return where(t, outside, shrunk, mul(t, self, 0))

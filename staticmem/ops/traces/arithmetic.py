@@ -11,7 +11,7 @@ from typing import Any
 
 from staticmem.ir import dtypes
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.unary import call, with_gradient
+from staticmem.ops.traces.unary import with_gradient
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -157,7 +157,7 @@ def _remainder(name: str, rounding: str) -> None:
             by_other = None
             if need[1]:
                 quotient = t.pointwise("aten::div.Tensor_mode", self, other, rounding_mode=rounding)
-                by_other = t.mul(call(t, "neg", grad), quotient)
+                by_other = t.mul(t.call("neg", grad), quotient)
             return [grad, by_other]
 
         t.record(out, [self, other], gradient)

@@ -12,7 +12,7 @@ from typing import Any
 from staticmem.ir import dtypes
 from staticmem.ops.traces.comparison import boolean, chosen
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.unary import call, isnan
+from staticmem.ops.traces.unary import isnan
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -125,16 +125,16 @@ def logaddexp(t: Tracer, self: Node, other: Node) -> Node:
     """torch/_refs"""
     first = t.compare("ge", self, other)
     large, small = chosen(t, first, self, other), chosen(t, first, other, self)
-    finite = t.compare("ne", call(t, "abs", self), math.inf)
+    finite = t.compare("ne", t.call("abs", self), math.inf)
     is_number = t.pointwise("aten::eq.Tensor", self, self, dtype=dtypes.bool_)
     regular = boolean(t, "aten::mul.Tensor", is_number, finite)
     unknown = boolean(t, "aten::logical_not", regular)
     same = boolean(t, "aten::logical_and", unknown, t.compare("eq", self, other))
-    summed = t.add(large, call(t, "log1p", call(t, "exp", t.sub(small, large))))
+    summed = t.add(large, t.call("log1p", t.call("exp", t.sub(small, large))))
     out = chosen(t, same, self, summed)
 
     def share(grad: Node, mine: Node, theirs: Node) -> Node:
-        rest = t.pointwise("aten::add.Scalar", call(t, "exp", t.sub(theirs, mine)), 1)
+        rest = t.pointwise("aten::add.Scalar", t.call("exp", t.sub(theirs, mine)), 1)
         return t.div(grad, rest)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
@@ -152,8 +152,8 @@ def logaddexp(t: Tracer, self: Node, other: Node) -> Node:
 def lerp(t: Tracer, self: Node, end: Node, weight: Node) -> Node:
     """Nearer to the end the sum starts there (`lerp` of torch/_refs)."""
     between = t.sub(end, self)
-    near_end = t.compare("ge", call(t, "abs", weight), 0.5)
-    rest = call(t, "neg", t.sub(1, weight))
+    near_end = t.compare("ge", t.call("abs", weight), 0.5)
+    rest = t.call("neg", t.sub(1, weight))
     factor = chosen(t, near_end, rest, weight)
     base = chosen(t, near_end, end, self)
     out = t.pointwise("aten::addcmul", base, factor, between)
@@ -179,11 +179,11 @@ def atan2(t: Tracer, self: Node, other: Node) -> Node:
         assert grad is not None
         other_square = t.mul(other, other)
         total = t.add(t.mul(self, self), other_square)
-        inverse = call(t, "reciprocal", total)
+        inverse = t.call("reciprocal", total)
         at_zero = t.compare("eq", total, 0)
         inverse = chosen(t, at_zero, t.full((), 0, total.dtype), inverse)
         by_self = t.mul(t.mul(grad, other), inverse) if need[0] else None
-        by_other = t.mul(t.mul(grad, call(t, "neg", self)), inverse) if need[1] else None
+        by_other = t.mul(t.mul(grad, t.call("neg", self)), inverse) if need[1] else None
         return [by_self, by_other]
 
     t.record(out, [self, other], gradient)
@@ -207,7 +207,7 @@ def hypot(t: Tracer, self: Node, other: Node) -> Node:
 def xlogy_value(t: Tracer, self: Any, other: Node) -> Node:
     """`xlogy` of torch/_refs."""
     at_zero = t.compare("eq", self, 0)
-    product = t.mul(self, call(t, "log", other))
+    product = t.mul(self, t.call("log", other))
     result = t.where(at_zero, 0, product)
     return t.where(isnan(t, other), math.nan, result)
 

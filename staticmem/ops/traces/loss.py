@@ -16,7 +16,7 @@ from staticmem.ops.traces.comparison import masked_fill
 from staticmem.ops.traces.reduction import mean, sum_
 from staticmem.ops.traces.registry import trace_of, traced
 from staticmem.ops.traces.softmax import log_softmax
-from staticmem.ops.traces.unary import call, neg
+from staticmem.ops.traces.unary import neg
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -71,18 +71,18 @@ def mse_loss(t: Tracer, self: Node, target: Node, reduction: int = MEAN) -> Node
 @traced("smooth_l1_loss")
 def smooth_l1_loss(t: Tracer, self: Node, target: Node, reduction: int = MEAN, beta: float = 1.0) -> Node:
     def loss(x: Node, y: Node) -> Node:
-        size = call(t, "abs", t.sub(x, y))
+        size = t.call("abs", t.sub(x, y))
         small = t.compare("lt", size, beta)
         square = t.mul(t.pointwise("aten::pow.Tensor_Scalar", size, 2), 0.5)
         return t.where(small, t.div(square, beta), t.sub(size, 0.5 * beta))
 
     def slope(grad: Node, x: Node, y: Node, share: float) -> Node:
         difference = t.sub(x, y)
-        size = call(t, "abs", difference)
+        size = t.call("abs", difference)
         scaled = t.mul(grad, share)
         small = t.compare("lt", size, beta)
         inside = t.div(t.mul(scaled, difference), beta)
-        return t.where(small, inside, t.mul(scaled, call(t, "sign", difference)))
+        return t.where(small, inside, t.mul(scaled, t.call("sign", difference)))
 
     return _pair(t, self, target, reduction, loss, slope)
 
@@ -90,7 +90,7 @@ def smooth_l1_loss(t: Tracer, self: Node, target: Node, reduction: int = MEAN, b
 @traced("huber_loss")
 def huber_loss(t: Tracer, self: Node, target: Node, reduction: int = MEAN, delta: float = 1.0) -> Node:
     def loss(x: Node, y: Node) -> Node:
-        size = call(t, "abs", t.sub(x, y))
+        size = t.call("abs", t.sub(x, y))
         small = t.compare("lt", size, delta)
         square = t.mul(t.mul(size, 0.5), size)
         return t.where(small, square, t.mul(t.sub(size, 0.5 * delta), delta))
@@ -125,8 +125,8 @@ def binary_cross_entropy(
         return t.pointwise("aten::maximum", logarithm, t.full((), -100, logarithm.dtype))
 
     miss = t.sub(y, 1)
-    left = t.mul(miss, bounded(call(t, "log1p", call(t, "neg", x))))
-    loss = t.sub(left, t.mul(y, bounded(call(t, "log", x))))
+    left = t.mul(miss, bounded(t.call("log1p", t.call("neg", x))))
+    loss = t.sub(left, t.mul(y, bounded(t.call("log", x))))
     if weight is not None:
         loss = t.mul(loss, weight)
     out = t.cast(_reduced(t, loss, reduction), self.dtype)
@@ -160,7 +160,7 @@ def binary_cross_entropy_with_logits(
         factor = t.add(t.mul(t.sub(pos_weight, 1), target), 1)
     left = t.mul(t.sub(1, target), x)
     low = t.pointwise("aten::minimum", t.full((), 0, x.dtype), x)
-    soft = t.sub(low, call(t, "log1p", call(t, "exp", call(t, "neg", call(t, "abs", x)))))
+    soft = t.sub(low, t.call("log1p", t.call("exp", t.call("neg", t.call("abs", x)))))
     loss = t.sub(left, soft if factor is None else t.mul(factor, soft))
     if weight is not None:
         loss = t.mul(loss, weight)
@@ -170,11 +170,11 @@ def binary_cross_entropy_with_logits(
         grad = grads[0]
         assert grad is not None
         if pos_weight is None:
-            result = t.mul(t.sub(call(t, "sigmoid", self), target), grad)
+            result = t.mul(t.sub(t.call("sigmoid", self), target), grad)
         else:
             positive = t.mul(pos_weight, target)
             rest = t.sub(t.pointwise("aten::add.Scalar", positive, 1), target)
-            result = t.mul(t.sub(t.mul(rest, call(t, "sigmoid", self)), positive), grad)
+            result = t.mul(t.sub(t.mul(rest, t.call("sigmoid", self)), positive), grad)
         if weight is not None:
             result = t.mul(result, weight)
         if reduction == MEAN:
@@ -187,13 +187,13 @@ def binary_cross_entropy_with_logits(
 
 @traced("soft_margin_loss")
 def soft_margin_loss(t: Tracer, self: Node, target: Node, reduction: int = MEAN) -> Node:
-    powers = call(t, "exp", t.mul(call(t, "neg", self), target))
-    out = _reduced(t, call(t, "log1p", powers), reduction)
+    powers = t.call("exp", t.mul(t.call("neg", self), target))
+    out = _reduced(t, t.call("log1p", powers), reduction)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
         first = t.mul(target, grads[0])
-        result = t.mul(first, t.sub(call(t, "sigmoid", t.mul(target, self)), 1))
+        result = t.mul(first, t.sub(t.call("sigmoid", t.mul(target, self)), 1))
         if reduction == MEAN:
             result = t.div(result, self.numel)
         return [result]
@@ -243,7 +243,7 @@ def nll_loss_forward(
     def picked(values: Node) -> Node:
         return t.squeeze_dim(t.new("aten::gather", (values, dim, index), index.shape, values.dtype), dim)
 
-    loss = _only_counted(t, target, call(t, "neg", picked(x)), ignore_index)
+    loss = _only_counted(t, target, t.call("neg", picked(x)), ignore_index)
     if not reduction:
         total, out = t.full((), 0, self.dtype), loss
     else:
@@ -311,7 +311,7 @@ def cross_entropy_loss(
     if reduction:
         total = None
         if reduction == MEAN and weight is None:
-            counted = call(t, "bitwise_not", ignored)
+            counted = t.call("bitwise_not", ignored)
             total = t.new("aten::sum", (counted,), (), dtypes.int64)
         elif reduction == MEAN and weight is not None:
             total = _weight_of_targets(t, target, weight, ignored)

@@ -15,7 +15,6 @@ from staticmem.eager.strides import numel
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.unary import call, sgn
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
 
@@ -196,7 +195,7 @@ def std(t: Tracer, self: Node, *args: Any, unbiased: bool | None = None, correct
         keepdim: bool = False) -> Node:  # fmt: skip
     dims, off, kept = _moments(args, unbiased, correction)
     keep = keepdim if kept is None else kept
-    out = t.cast(call(t, "sqrt", _var(t, t.opmath(self), dims, off, keep)), self.dtype)
+    out = t.cast(t.call("sqrt", _var(t, t.opmath(self), dims, off, keep)), self.dtype)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
@@ -214,7 +213,7 @@ def _both(t: Tracer, self: Node, args: tuple[Any, ...], unbiased: Any, correctio
     one = form(reduced(self.shape, reduced_axes(self, dims), keep), self.dtype)
     how = {"correction": off, "keepdim": keep}
     variance, centre = t.several("aten::var_mean.correction", (self, dims or None), [one, one], **how)
-    first = call(t, "sqrt", variance) if root else variance
+    first = t.call("sqrt", variance) if root else variance
     count = numel([self.shape[d] for d in reduced_axes(self, dims)])
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
@@ -258,9 +257,9 @@ def linalg_vector_norm(
     if ord == 0 or (ord not in (1, 2) and t.needs_grad(self)):
         raise ValueError(f"the gradient of a norm of order {ord} is not traced")
     if abs(ord) == math.inf:
-        out = t.reduce("aten::amax" if ord > 0 else "aten::amin", call(t, "abs", x), over, keepdim)
+        out = t.reduce("aten::amax" if ord > 0 else "aten::amin", t.call("abs", x), over, keepdim)
     else:
-        powers = x if ord % 2 == 0 else call(t, "abs", x)
+        powers = x if ord % 2 == 0 else t.call("abs", x)
         powers = t.pointwise("aten::pow.Tensor_Scalar", powers, ord)
         total = t.sum(powers, over, keepdim) if dims or keepdim else t.node(
             "aten::sum.dim_IntList", (powers, None), form((), x.dtype)
@@ -280,7 +279,7 @@ def _norm_gradient(t: Tracer, grad: Node, self: Node, norm: Node, p: float, dims
     """`norm_backward`"""
     grad, norm = restored(t, grad, self, dims, keep), restored(t, norm, self, dims, keep)
     if p == 1:
-        return t.mul(sgn(t, self), grad)
+        return t.mul(t.sgn(self), grad)
     if p == 2:
         unit = _filled(t, t.div(self, norm), norm)
         return t.mul(grad, unit if layout.is_contiguous(unit.shape, unit.strides) else t.clone(unit))

@@ -16,7 +16,6 @@ from staticmem.ir.dtypes import DType
 from staticmem.ops.traces.casts import to_copy
 from staticmem.ops.traces.reduction import Dims, listed, restored, reversed_
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.unary import call
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
 
@@ -98,17 +97,17 @@ def logsumexp(t: Tracer, self: Node, dim: Dims, keepdim: bool = False) -> Node:
     dims = listed(dim)
     x = t.opmath(self)
     largest = t.reduce("aten::amax", x, dims, True)
-    infinite = t.compare("eq", call(t, "abs", largest), math.inf)
+    infinite = t.compare("eq", t.call("abs", largest), math.inf)
     largest = t.where(infinite, 0, largest)
     back = largest if keepdim else t.squeeze(largest, dims)
-    powers = call(t, "exp", t.sub(x, largest))
-    out = t.cast(t.add(call(t, "log", t.sum(powers, dims, keepdim)), back), self.dtype)
+    powers = t.call("exp", t.sub(x, largest))
+    out = t.cast(t.add(t.call("log", t.sum(powers, dims, keepdim)), back), self.dtype)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
         grad = restored(t, grads[0], self, dims, keepdim)
         result = restored(t, out, self, dims, keepdim)
-        return [t.mul(grad, call(t, "exp", t.sub(self, result)))]
+        return [t.mul(grad, t.call("exp", t.sub(self, result)))]
 
     t.record(out, [self], gradient)
     return out
