@@ -16,7 +16,7 @@ from staticmem.errors import UsageError, closest
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
-from staticmem.scenario.options import STEP, option
+from staticmem.scenario.options import STEP, TRAINED, option
 
 ALL_LINEAR = "all-linear"
 AUTO, BASE = "auto", "base"  # dtypes of adapters: float32 as PEFT makes them, and that of the layer
@@ -122,7 +122,7 @@ class AdapterOptions:
     )
     kbit_training: bool = option(
         False, STEP, "switch", "", "prepare_model_for_kbit_training: what is not quantised is in float32",
-        details="With `quantize`, in training; `dtype` is then the type of products alone",
+        needs=TRAINED, details="With `quantize`, in training; `dtype` is then the type of products alone",
     )
     # fmt: on
 

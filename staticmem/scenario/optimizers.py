@@ -13,7 +13,7 @@ from typing import Any
 from staticmem.errors import UsageError, closest
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import ALL_LINEAR
-from staticmem.scenario.options import LEVERS, STEP, option
+from staticmem.scenario.options import LEVERS, STEP, TRAINED, UPDATED, option
 
 GALORE, APOLLO = LOW_RANK = ("galore-adamw", "apollo-adamw")
 TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
@@ -87,13 +87,15 @@ class OptimizerOptions:
     optimizer_impl: str = option(
         "foreach", STEP, "choice", "IMPL", "PyTorch's implementation of the optimizer",
         choices=("foreach", "fused", "for-loop"), training=True, example="foreach",
-        details="`foreach` is PyTorch's default on CUDA",
+        needs=UPDATED, details="`foreach` is PyTorch's default on CUDA",
     )
     momentum: float = option(
         0.0, STEP, "fraction", "M", "momentum of sgd or rmsprop",
-        training=True, owners=("sgd", "rmsprop"), example="0.9",
+        training=True, owners=("sgd", "rmsprop"), example="0.9", needs=TRAINED,
     )
-    weight_decay: float = option(0.0, LEVERS, "factor", "W", "weight decay of the optimizer", example="0.01")
+    weight_decay: float = option(
+        0.0, LEVERS, "factor", "W", "weight decay of the optimizer", example="0.01", needs=UPDATED,
+    )
     nesterov: bool = option(False, LEVERS, "switch", "", "Nesterov momentum of sgd", owners=("sgd",))
     dampening: float = option(
         0.0, LEVERS, "factor", "D", "dampening of sgd with momentum", example="0", owners=("sgd",)
@@ -101,7 +103,7 @@ class OptimizerOptions:
     amsgrad: bool = option(False, LEVERS, "switch", "", "AMSGrad of adam and adamw", owners=("adam", "adamw"))
     centered: bool = option(False, LEVERS, "switch", "", "centered rmsprop", owners=("rmsprop",))
     offload_optimizer: bool = option(
-        False, LEVERS, "switch", "", "optimizer state and its update are on the CPU"
+        False, LEVERS, "switch", "", "optimizer state and its update are on the CPU", needs=UPDATED
     )
     compile_optimizer: bool = option(
         False, LEVERS, "switch", "", "torch.compile(optimizer.step): the update makes no temporary tensor",
@@ -129,14 +131,14 @@ class ProjectionOptions:
     optim_target_modules: str | tuple[str, ...] = option(
         (), STEP, "names", "NAME",
         "modules whose weights galore-adamw and apollo-adamw project: all-linear, or parts of paths",
-        training=True, owners=LOW_RANK, example="[attn, mlp]",
+        training=True, owners=LOW_RANK, example="[attn, mlp]", needs=TRAINED,
         details="As a list for `TrainingArguments(optim_target_modules=)` of transformers: a part of a path, a path, "
         "or a regular expression of whole paths; linear layers alone ([levers](levers.md#galore-and-apollo))",
     )
     optim_args: str | Mapping[str, Any] | None = option(
         None, STEP, "pairs", "KEY=VALUE,...", "options of galore-adamw and apollo-adamw",
         training=True, owners=LOW_RANK, example="{rank: 128, update_proj_gap: 200}",
-        unset="rank=128,update_proj_gap=200",
+        unset="rank=128,update_proj_gap=200", needs=TRAINED,
         details="As `TrainingArguments(optim_args=)` of transformers: `rank`, `update_proj_gap`, `scale`, `proj_type`, "
         "and for apollo-adamw `proj` and `scale_type` ([levers](levers.md#galore-and-apollo))",
     )

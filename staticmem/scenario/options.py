@@ -17,11 +17,14 @@ T = TypeVar("T")
 
 SIZES, STEP, LEVERS, DEVICE, OUTPUT = "sizes", "the step", "levers of the step", "the device", "output"
 SESSION = "the session of the ONNX Runtime"
+# what an option may need of a step to act
+TRAINED, UPDATED = "a training step (--optimizer, or --mode train)", "an optimizer (--optimizer adam)"
+BACKWARD, RANKS = "a backward (leave --no-backward out)", "--parallel STRATEGY"
 # what options of a group have in common
 GROUPS: dict[str, dict[str, Any]] = {
     SIZES: {"table": "step", "session": True},
     STEP: {"table": "step"},
-    LEVERS: {"table": "step", "training": True},
+    LEVERS: {"table": "step", "training": True, "needs": TRAINED},
     DEVICE: {"table": "device"},
     OUTPUT: {},
     SESSION: {},
@@ -43,6 +46,8 @@ class Option:
         table: where configs have it: "step" (`train`, `infer` and `generate`), "generate" (that alone), "device", or ""
             for a key of its own.
         training: it does not apply to an inference.
+        needs: what a step has to have for it to act, where a note says that it does not; empty: errors, or notes of its
+            own, say it.
         owners: the optimizers that have it; empty: it does not depend on the optimizer.
         session: a session of the ONNX Runtime has it too.
         provider: the only provider of the ONNX Runtime that has it.
@@ -62,6 +67,7 @@ class Option:
     details: str = ""
     table: str = ""
     training: bool = False
+    needs: str = ""
     owners: tuple[str, ...] = ()
     session: bool = False
     provider: str = ""

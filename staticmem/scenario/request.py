@@ -20,7 +20,6 @@ from staticmem.scenario.combinations import STEPS, check, of_owners
 from staticmem.scenario.compiling import WHOLE, CompileOptions, compiled_modules
 from staticmem.scenario.device import DeviceOptions
 from staticmem.scenario.edits import Edits
-from staticmem.scenario.effects import idle
 from staticmem.scenario.generation import Generation, GenerationOptions, sampling_of
 from staticmem.scenario.losses import LossOptions, has_terms, loss_text
 from staticmem.scenario.optimizers import (
@@ -33,7 +32,18 @@ from staticmem.scenario.optimizers import (
     low_rank_of,
     split_targets,
 )
-from staticmem.scenario.options import LEVERS, OUTPUT, STEP, checked_choice, declared, option
+from staticmem.scenario.options import (
+    BACKWARD,
+    LEVERS,
+    OUTPUT,
+    RANKS,
+    STEP,
+    TRAINED,
+    UPDATED,
+    checked_choice,
+    declared,
+    option,
+)
 from staticmem.scenario.precision import Precision, precision
 from staticmem.scenario.presets import PRESETS, described, with_preset, with_release
 from staticmem.scenario.sizes import Sizes
@@ -191,10 +201,17 @@ class Request(
         if mode == GENERATE and self.outputs != OPTIONS["outputs"].default and self.preset is None:
             text = f"--outputs {self.outputs} is not used: generate() returns the numbers of tokens, and no scores"
             notes.append(Note("warning", "SM302", text))
-        preset = set(PRESETS[self.preset].defaults) if self.preset is not None else set()
-        options = {name: one for name, one in OPTIONS.items() if name not in preset}
-        values = {name: getattr(self, name) for name in OPTIONS}
-        notes += [Note("warning", "SM302", text) for text in idle(options, values, mode, scenario.optimizer)]
+        lacking = {  # what the step has not
+            TRAINED: not trains,
+            UPDATED: scenario.optimizer is None,
+            BACKWARD: not (trains and scenario.backward),
+            RANKS: not (self.parallel or self.context_parallel),
+        }
+        preset = PRESETS[self.preset].defaults if self.preset is not None else ()
+        for name, one in OPTIONS.items():
+            if lacking.get(one.needs) and getattr(self, name) != one.default and name not in preset:
+                needed = one.needs if trains or one.needs == RANKS else TRAINED
+                notes.append(Note("warning", "SM302", f"{one.flag} is not used: it needs {needed}"))
         autocast = given.get("amp") in dtypes.HALVES
         if self.float32_outputs and self.preset is None and not (autocast and trains):
             text = "--float32-outputs is not used: it casts what a training step gets from autocast (--amp bf16)"

@@ -11,7 +11,7 @@ from staticmem.scenario.edits import Edits
 from staticmem.scenario.generation import Generation
 from staticmem.scenario.losses import LossOptions
 from staticmem.scenario.optimizers import LowRank, OptimizerOptions
-from staticmem.scenario.options import LEVERS, at_least_one, option
+from staticmem.scenario.options import BACKWARD, LEVERS, UPDATED, at_least_one, option
 from staticmem.scenario.strategies import ContextShare, ExpertShare
 from staticmem.version import REFERENCE_RELEASE
 
@@ -32,7 +32,7 @@ class Loop:
     """What the training loop does around the step (docs/levers.md). The defaults are PyTorch's."""
 
     accumulate: int = option(
-        1, LEVERS, "whole", "N", "micro-batches a step; the batch is the size of one", example="4",
+        1, LEVERS, "whole", "N", "micro-batches a step; the batch is the size of one", example="4", needs=BACKWARD,
     )
     offload_activations: str = option(
         ON_GPU, LEVERS, "choice", "WORD", "what autograd saves in the forward of the model is on the CPU",
@@ -43,35 +43,40 @@ class Loop:
     grad_scaler: bool = option(False, LEVERS, "switch", "", "torch.amp.GradScaler around loss and step")
     set_to_none: bool = option(
         True, LEVERS, "switch", "", "zero_grad(set_to_none=True); else gradients stay, zeroed, through the forward",
+        needs=BACKWARD,
     )
     zero_grad: str = option(
         FIRST, LEVERS, "choice", "WORD", "when zero_grad() of a step runs: before its forward, or after",
-        choices=(FIRST, AFTER_FORWARD), example=AFTER_FORWARD,
+        choices=(FIRST, AFTER_FORWARD), example=AFTER_FORWARD, needs=BACKWARD,
         details="`after-forward` is Lightning's: gradients of the step before are there through the forward",
     )
-    clip_grad_norm: bool = option(False, LEVERS, "switch", "", "torch.nn.utils.clip_grad_norm_ before the step")
+    clip_grad_norm: bool = option(
+        False, LEVERS, "switch", "", "torch.nn.utils.clip_grad_norm_ before the step", needs=UPDATED,
+    )
     input_grad: str | tuple[str, ...] = option(
         (), LEVERS, "names", "NAME|all", "inputs that require a gradient, by name; all: every floating-point one",
         example="[x]", details="As `x.requires_grad_()`; their gradients stay as those of parameters do",
     )
     retain_graph: bool = option(
         False, LEVERS, "switch", "", "backward(retain_graph=True): what it reads stays until it returns",
+        needs=BACKWARD,
         details="The graph then ends with the function that called it. A loop that keeps the loss in a variable keeps "
         "its graph through the next forward too, which is not counted",
     )
     backward: bool = option(
         True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what one would read",
+        needs="",
     )
     outputs: str = option(
         HELD, LEVERS, "choice", "WORD", "whether the loop holds the model's outputs until the next forward returns",
-        choices=(HELD, DROPPED), example=DROPPED, training=False,
+        choices=(HELD, DROPPED), example=DROPPED, training=False, needs="",
         details="`held`: `outputs = model(x)` has them until the next step assigns it anew. `dropped`: nothing has "
         "them once the loss is computed, as with trainers, or in inference before the next call "
         "([levers](levers.md#outputs-of-the-model))",
     )
     float32_outputs: bool = option(
         False, LEVERS, "switch", "", "outputs come back from autocast in float32, as from accelerate's prepare()",
-        details="With `amp`. Scores of a large vocabulary take twice the memory then "
+        needs="", details="With `amp`. Scores of a large vocabulary take twice the memory then "
         "([levers](levers.md#outputs-in-float32))",
     )
     # fmt: on

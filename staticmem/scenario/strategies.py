@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from staticmem.errors import UsageError
 from staticmem.ir.record import record
-from staticmem.scenario.options import LEVERS, option
+from staticmem.scenario.options import LEVERS, RANKS, option
 
 SAMPLES, STATES, GRADIENTS, PARAMETERS = "samples", "states", "gradients", "parameters"
 WEIGHT_ONLY = "weight-only"
@@ -177,23 +177,24 @@ class RankOptions:
     parallel: str | None = option(
         None, LEVERS, "choice", "STRATEGY", "strategy of several GPUs: the report is of the one that needs the most",
         choices=("none", *STRATEGIES), example="zero3",
-        details="The batch is that of one rank ([parallel.md](parallel.md))",
+        needs="", details="The batch is that of one rank ([parallel.md](parallel.md))",
     )
-    devices: int | None = option(None, LEVERS, "whole", "N", "how many GPUs share the work", example="8")
+    devices: int | None = option(None, LEVERS, "whole", "N", "how many GPUs share the work", example="8", needs=RANKS)
     expert_parallel: int | None = option(
         None, LEVERS, "whole", "N", "ranks that share the routed experts of each layer, with --parallel fsdp",
-        example="4", details="It divides `devices`. The band of the peak reaches from balanced to the worst routing "
+        example="4", needs="",
+        details="It divides `devices`. The band of the peak reaches from balanced to the worst routing "
         "([parallel.md](parallel.md#experts))",
     )
     context_parallel: int | None = option(
         None, LEVERS, "whole", "N", "ranks that share the sequence of each sample, alone or with --parallel fsdp",
-        example="4", details="Sizes are those of the whole sequence. With `fsdp` it divides `devices` "
+        example="4", needs="", details="Sizes are those of the whole sequence. With `fsdp` it divides `devices` "
         "([parallel.md](parallel.md#long-sequences))",
     )
     rotate_method: str = option(
         ROTATES_AT_ONCE, LEVERS, "choice", "METHOD", "how keys and values come from other ranks that share a sequence",
         choices=ROTATE_METHODS, example=ROTATES_IN_TURNS,
-        details="With `context_parallel`. PyTorch's `set_rotate_method`: one all-gather, or around the ring",
+        needs="", details="With `context_parallel`. PyTorch's `set_rotate_method`: one all-gather, or around the ring",
     )
     # fmt: on
 
