@@ -21,7 +21,7 @@ from staticmem.eager.strides import Form
 from staticmem.ir.graph import Graph
 from staticmem.ops.linear import FACTORS
 from staticmem.ops.traces.registry import flops
-from staticmem.passes.frames.releases import lasting_values
+from staticmem.passes.variables.releases import lasting_values
 from staticmem.scenario.compiling import AUTOTUNED
 from staticmem.scenario.step import Scenario
 from staticmem.tracing.nodes import PLACEHOLDER, Node

@@ -24,7 +24,7 @@ from staticmem.ir.graph import FUNCTION, NO_KWARGS, Graph, Op, Ref
 from staticmem.ir.stacks import common_depth
 from staticmem.ops.dispatch import BAD_ARGUMENTS
 from staticmem.ops.size_arithmetic import SIZE_OPS
-from staticmem.passes.frames.releases import lasting_values
+from staticmem.passes.variables.releases import lasting_values
 
 NODE = "CompiledFunctionBackward"
 TRITON = "triton: "  # how kernels of Inductor's own begin, before the ops in them

@@ -26,7 +26,7 @@ from staticmem.ops import lookup
 from staticmem.ops.dispatch import BAD_ARGUMENTS, call, fallback
 from staticmem.ops.registry import Rule, in_place
 from staticmem.ops.size_arithmetic import SIZE_OPS
-from staticmem.passes.frames.releases import Releases, releases_of
+from staticmem.passes.variables.releases import Releases, releases_of
 
 if TYPE_CHECKING:
     from staticmem.ops.whole_model_cast import WholeModelCast

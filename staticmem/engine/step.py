@@ -29,9 +29,9 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Note, Parameter, Region, Value
 from staticmem.ir.record import record
 from staticmem.ops.dispatch import BAD_ARGUMENTS
-from staticmem.passes.checkpoint_regions import all_regions
-from staticmem.passes.frames.releases import releases_of
-from staticmem.passes.parameters import left_frozen, outer_matrices, projected_weights, values_of_loss
+from staticmem.passes.requested.checkpoint_regions import all_regions
+from staticmem.passes.requested.parameters import left_frozen, outer_matrices, projected_weights, values_of_loss
+from staticmem.passes.variables.releases import releases_of
 from staticmem.scenario.checkpointing import Policy
 from staticmem.scenario.step import Scenario
 
@@ -68,8 +68,8 @@ def run_step(
 ) -> StepResult:
     """Runs the scenario's step over a graph that the passes prepared for it (`passes.pipeline.for_step`).
 
-    `locals_policy` is one of `passes.frames.policy.POLICIES`; `kernels` of compiled code, of a step that has run with
-    those that are expected (`compiler.inductor.plan`).
+    `locals_policy` is one of `passes.variables.policy.POLICIES`; `kernels` of compiled code, of a step that has run
+    with those that are expected (`compiler.inductor.plan`).
     """
     step = StepRun(graph, scenario, locals_policy, kernels)
     if not scenario.training:

@@ -344,8 +344,8 @@ class KeptTokens:
 @record(frozen=True, slots=True)
 class Generated:
     """What a graph of `generate` is made of. `decode` is the index of the first op of the last decode step, the number
-    of ops where there is none. `last_held` has, where the file is no recording, for each policy of `passes.frames` the
-    values with the index of the op after which the code lets go of them."""
+    of ops where there is none. `last_held` has, where the file is no recording, for each policy of `passes.variables`
+    the values with the index of the op after which the code lets go of them."""
 
     decode: int
     caches: tuple[KeptTokens, ...]
@@ -387,7 +387,7 @@ class Graph:
     # itself, and those of which nothing tells whether it does
     named_float32: Set[str] = frozenset()
     open_float32: Set[str] = frozenset()
-    generated: Generated | None = None  # the graph is that of `generate` (passes.generation)
+    generated: Generated | None = None  # the graph is that of `generate` (passes.requested.generation)
     # what the outputs are called in what the model returns (`out`, `heads.0`), "" for one that has a number alone;
     # empty where the file does not say
     output_names: tuple[str, ...] = ()

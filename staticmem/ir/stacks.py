@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from staticmem.ir.graph import Frame, Graph
+from staticmem.ir.graph import Frame, Graph, Op
 
 Stack = tuple[Frame, ...]
+LIBRARIES = ("torchvision.", "timm.", "transformers.")
 
 
 def general_path(path: str) -> str:
@@ -48,4 +49,9 @@ def call_ends(graph: Graph) -> dict[Stack, int]:
     return ends
 
 
-__all__ = ["Stack", "call_ends", "common_depth", "general_path", "shared_frames"]
+def is_published(op: Op) -> bool:
+    """Whether an op is one of the code of a library that figures were compared for."""
+    return any(frame.cls.startswith(LIBRARIES) for frame in op.modules[-2:])
+
+
+__all__ = ["LIBRARIES", "Stack", "call_ends", "common_depth", "general_path", "is_published", "shared_frames"]

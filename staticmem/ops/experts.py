@@ -102,7 +102,7 @@ def deterministic_scatter_add(e: Eager, out: Tensor, index: Tensor, src: Tensor)
     return result
 
 
-# -- rows that go to other ranks (`passes.expert_parallel`) --------------------------------------------------------
+# -- rows that go to other ranks (`passes.requested.expert_parallel`) ---------------------------------------------
 
 ALL_TO_ALL = "_c10d_functional.all_to_all_single.default"
 

@@ -1,7 +1,7 @@
 """Losses of language models as libraries run them over logits, or over what the last linear layer reads.
 
-Each is one op, `staticmem::NAME`, that `passes.head_losses` adds to a graph. Functions of Python have local variables:
-what a rule makes here lives to the end of the function that has the variable, as in the sources:
+Each is one op, `staticmem::NAME`, that `passes.requested.head_losses` adds to a graph. Functions of Python have local
+variables: what a rule makes here lives to the end of the function that has the variable, as in the sources:
 
 - transformers 5.23, loss/loss_utils.py, `ForCausalLMLoss`
 - torchtune 0.6.1, modules/loss/ce_chunked_output_loss.py, `CEWithChunkedOutputLoss`

@@ -1,4 +1,4 @@
-"""The history of a custom autograd function whose backward no file has, within bounds (`passes.custom_functions`)."""
+"""Histories of custom functions whose backward no file has, within bounds (`passes.restoring.custom_functions`)."""
 
 from __future__ import annotations
 

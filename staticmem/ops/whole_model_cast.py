@@ -1,9 +1,9 @@
 """A whole-model cast (`--dtype bf16`) of a float32 export: how the explicit dtypes in its graph are read.
 
 An export has resolved `x.dtype` to float32. Under a cast model the same code gives another dtype. Source lines tell
-which it is (`passes.open_dtypes`: `Graph.named_float32` has the ops whose code names float32). Where they do not, an
-explicit float32 is read as the code that most plausibly made it (transformers' RMSNorm and rotary embedding are the
-patterns):
+which it is (`passes.restoring.open_dtypes`: `Graph.named_float32` has the ops whose code names float32). Where they do
+not, an explicit float32 is read as the code that most plausibly made it (transformers' RMSNorm and rotary embedding are
+the patterns):
 
 - `to(float32)` of a low-precision tensor is a real up-cast. In the export it returned its input, so later uses outside
   the module of the cast mean the input (`hidden = hidden.to(float32)` inside, the caller keeps its own variable).

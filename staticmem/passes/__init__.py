@@ -1,1 +1,1 @@
-"""Edits of graphs: `pipeline` has their order, and runs them."""
+"""Edits of a graph: `restoring`, `requested`, what Python holds (`variables`), and their order (`pipeline`)."""

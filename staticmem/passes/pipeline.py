@@ -126,26 +126,26 @@ _OF_THE_FILE = (
         "folded norms",
         "nothing: it warns of batch norms that were folded into convolutions",
         "torch/csrc/jit/passes/onnx/eval_peephole.cpp, fuseConvBatchNorm",
-        "evidence:folded_norms", kinds=("convolution",),
+        "restoring.evidence:folded_norms", kinds=("convolution",),
     ),
     Pass(
         "tensors of the module",
         "parameters, buffers and constants in the sizes that PyTorch stores, without those that no op reads",
         "torch/nn/modules/linear.py and batchnorm.py",
-        "onnx_tensors:own_tensors", needed=True,
+        "restoring.onnx_tensors:own_tensors", needed=True,
         ensures="the graph has its parameters, buffers and constants",
     ),
     Pass(
         "lost parameters",
         "nothing: it warns of parameters that the exporter left out with the code that reads them",
         "torch/onnx/_internal/exporter/_core.py; onnx_ir/passes/common, unused_removal.py",
-        "evidence:lost_parameters",
+        "restoring.evidence:lost_parameters",
     ),
     Pass(
         "sizes in the data",
         "nothing: it notes the ops whose sizes the data decide",
         "docs/limitations.md",
-        "evidence:sizes_in_data",
+        "restoring.evidence:sizes_in_data",
         kinds=("data_sized",),
     ),
 )  # fmt: skip
@@ -154,14 +154,14 @@ _RECURRENT_CALLS = Pass(
     "recurrent layers",
     "one call for all layers of nn.LSTM, nn.GRU or nn.RNN, of which ONNX has an operator each, with gates in its order",
     "aten/src/ATen/native/cudnn/RNN.cpp; onnxscript/function_libs/torch_lib/ops/core.py, aten_lstm",
-    "recurrent_layers:whole_calls", "aten::lstm aten::gru aten::rnn_tanh aten::rnn_relu",
+    "restoring.recurrent_layers:whole_calls", "aten::lstm aten::gru aten::rnn_tanh aten::rnn_relu",
 )  # fmt: skip
 
 _REENTRANT = Pass(
     "reentrant checkpoints",
     "gradients of checkpoints with use_reentrant=True, which run their function under no_grad",
     "torch/utils/checkpoint.py, CheckpointFunction.forward",
-    "checkpoint_regions:undo_no_grad",
+    "requested.checkpoint_regions:undo_no_grad",
 )
 
 FX_TEXTS: tuple[Pass, ...] = (
@@ -169,29 +169,29 @@ FX_TEXTS: tuple[Pass, ...] = (
         "stored tensors",
         "calls that make tensors of zeros or ones: the exporter's optimiser stores their results",
         "onnxscript/optimizer/_constant_folding.py",
-        "stored_results:stored_tensors",
+        "restoring.stored_results:stored_tensors",
     ),
     Rewrite(
         "promotions",
         "sums of integers that promote inside one kernel: the decomposition casts before them",
-        _DECOMPOSITIONS, "core_aten:promotions", "prims::convert_element_type",
+        _DECOMPOSITIONS, "restoring.core_aten:promotions", "prims::convert_element_type",
     ),
     Rewrite(
         "calls of eager code",
         "the calls of eager code, of which run_decompositions makes calls of core ATen",
-        _DECOMPOSITIONS, "core_aten:plain_calls",
+        _DECOMPOSITIONS, "restoring.core_aten:plain_calls",
         ensures="ops have the targets of torch.nn.functional: aten::batch_norm, aten::conv2d",
     ),
     Rewrite(
         "Python numbers",
         "numbers of arithmetic, which the decomposition makes tensors",
-        _DECOMPOSITIONS, "core_aten:inline_scalars", "aten::scalar_tensor",
+        _DECOMPOSITIONS, "restoring.core_aten:inline_scalars", "aten::scalar_tensor",
     ),
     Rewrite(
         "aliases",
         "nothing of the code: it drops ops that only exports have",
         "torch/_export/passes/lift_constants_pass.py and functionalize_side_effectful_ops_pass.py",
-        "core_aten:drop_aliases",
+        "restoring.core_aten:drop_aliases",
         "aten::alias aten::lift_fresh_copy aten::lift_fresh aten::_assert_tensor_metadata aten::_assert_async "
         "aten::_assert_scalar aten::sym_constrain_range",
     ),
@@ -199,100 +199,100 @@ FX_TEXTS: tuple[Pass, ...] = (
         "noise in place",
         "noise of stochastic depth and dropout_, which functionalisation makes out of place",
         "torchvision/ops/stochastic_depth.py, ATen/native/Dropout.cpp",
-        "noise:in_place_noise", "aten::bernoulli",
+        "restoring.noise:in_place_noise", "aten::bernoulli",
     ),
     Rewrite(
         "adaptive pools",
         "adaptive pools, exported as a mean or as a pool with fixed kernels",
-        _DECOMPOSITIONS, "core_aten:adaptive_pools",
+        _DECOMPOSITIONS, "restoring.core_aten:adaptive_pools",
         "aten::mean aten::avg_pool1d aten::avg_pool2d aten::avg_pool3d",
     ),
     Rewrite(
         "writes into parts",
         "x[a:b] = y in place on a view, of which functionalisation makes scatters",
         "aten/src/ATen/FunctionalInverses.cpp",
-        "views:writes_into_parts", "aten::slice_scatter aten::select_scatter",
+        "restoring.views:writes_into_parts", "aten::slice_scatter aten::select_scatter",
     ),
     Rewrite(
         "views",
         "views that are taken once, where functionalisation takes them again for each reader",
         "torch/_functorch/_aot_autograd/functional_utils.py, gen_alias_from_base",
-        "views:views_once",
+        "restoring.views:views_once",
     ),
     Rewrite(
         "reshapes",
         "reshape, contiguous and flatten, which are exported as clone and view",
-        _DECOMPOSITIONS, "core_aten:reshapes", "aten::clone aten::_unsafe_view aten::view",
+        _DECOMPOSITIONS, "restoring.core_aten:reshapes", "aten::clone aten::_unsafe_view aten::view",
     ),
     Rewrite(
         "packed projections",
         "contiguous() of the packed projection of nn.MultiheadAttention, which optimised exports drop",
         "torch/nn/functional.py, _in_projection_packed",
-        "core_aten:packed_projection", "aten::squeeze", classes=("torch.nn.modules.activation.",),
+        "restoring.core_aten:packed_projection", "aten::squeeze", classes=("torch.nn.modules.activation.",),
     ),
     Rewrite(
         "differences",
         "diff, which is exported as cat, two slices and sub",
-        _DECOMPOSITIONS, "core_aten:differences", "aten::cat",
+        _DECOMPOSITIONS, "restoring.core_aten:differences", "aten::cat",
     ),
     Rewrite(
         "exponential noise",
         "exponential_(), which is exported as the logarithm of a uniform",
         "torch/_refs/__init__.py, exponential",
-        "taken_apart:exponentials", "aten::rand_like",
+        "restoring.taken_apart:exponentials", "aten::rand_like",
     ),
     Rewrite(
         "losses",
         "losses that are exported as element-wise ops",
-        _DECOMPOSITIONS, "taken_apart:losses", _LAST_OF_LOSSES,
+        _DECOMPOSITIONS, "restoring.taken_apart:losses", _LAST_OF_LOSSES,
     ),
     Rewrite(
         "weight norms",
         "weight_norm, which is exported as a norm, a quotient and a product",
-        _DECOMPOSITIONS, "taken_apart:weight_norms", "aten::linalg_vector_norm",
+        _DECOMPOSITIONS, "restoring.taken_apart:weight_norms", "aten::linalg_vector_norm",
     ),
     Rewrite(
         "rms norms",
         "rms_norm, which is exported as powers, a mean, a root and products",
         "aten/src/ATen/native/layer_norm.cpp, rms_norm_composite",
-        "taken_apart:rms_norms", "aten::rsqrt",
+        "restoring.taken_apart:rms_norms", "aten::rsqrt",
     ),
     Rewrite(
         "recurrent cells",
         "steps of recurrent layers that are exported as element-wise ops",
         "aten/src/ATen/native/RNN.cpp",
-        "cells:cells", _RECURRENT, classes=("torch.nn.modules.rnn.",),
+        "restoring.cells:cells", _RECURRENT, classes=("torch.nn.modules.rnn.",),
     ),
     Pass(
         "statistics",
         "std, var, cdist and index_add, of which the export makes primitive ops",
         "torch/_refs/__init__.py, torch/_decomp/decompositions.py",
-        "taken_apart:statistics", "prims::var aten::index_put aten::sqrt",
+        "restoring.taken_apart:statistics", "prims::var aten::index_put aten::sqrt",
     ),
     Pass(
         "calls of modules",
         "the numbers of calls of a module that is called again: the exporter writes the same path for each",
         "torch/onnx/_internal/exporter/_core.py",
-        "module_calls:number_calls",
+        "restoring.module_calls:number_calls",
         ensures="frames of different calls differ",
     ),
     Pass(
         "casts to float32",
         "casts of norms and rotary embeddings, which return their input in a float32 export",
         "transformers, modeling_llama.py and modeling_t5.py",
-        "upcasts:restore_casts", classes=("transformers.",),
+        "restoring.upcasts:restore_casts", classes=("transformers.",),
     ),
     Pass(
         "casts of lines",
         "casts that end a line of the model's code (`head(x).float()`), which return their input in a float32 export",
         "aten/src/ATen/native/TensorConversions.cpp, to_impl",
-        "upcasts:casts_of_lines",
+        "restoring.upcasts:casts_of_lines",
     ),
     Pass(
         "regions without grad",
         "regions of torch.no_grad() and torch.autocast(), of which the exporter makes graphs of their own",
         "torch/_export/passes/replace_set_grad_with_hop_pass.py and replace_autocast_with_hop_pass.py",
-        "module_calls:regions_without_grad",
+        "restoring.module_calls:regions_without_grad",
     ),
     _RECURRENT_CALLS,
     *_OF_THE_FILE,
@@ -305,41 +305,41 @@ NODES: tuple[Pass, ...] = (
         "merged calls",
         "equal calls of modules of a list, which the TorchScript exporter merges into one",
         "torch/csrc/jit/passes/common_subexpression_elimination.cpp",
-        "merged_calls:run_in_each",
+        "restoring.merged_calls:run_in_each",
     ),
     Rewrite(
         "augmented parts",
         "x[a:b] += y, which the TorchScript exporter writes as two assignments",
         "torch/csrc/jit/passes/onnx/remove_inplace_ops_for_onnx.cpp",
-        "views:augmented_parts", "aten::copy_",
+        "restoring.views:augmented_parts", "aten::copy_",
     ),
     Pass(
         "unused ops",
         "nothing of the code: it drops ops whose results no op and no caller reads",
         "torch/csrc/jit/passes/dead_code_elimination.h",
-        "from_nodes:drop_unused",
+        "restoring.from_nodes:drop_unused",
     ),
     Rewrite(
         "losses",
         "losses that are exported as element-wise ops",
-        _DECOMPOSITIONS, "taken_apart:losses", _LAST_OF_LOSSES,
+        _DECOMPOSITIONS, "restoring.taken_apart:losses", _LAST_OF_LOSSES,
     ),
     Rewrite(
         "weight norms",
         "weight_norm, which is exported as a norm, a quotient and a product",
-        _DECOMPOSITIONS, "taken_apart:weight_norms", "aten::linalg_vector_norm",
+        _DECOMPOSITIONS, "restoring.taken_apart:weight_norms", "aten::linalg_vector_norm",
     ),
     Rewrite(
         "recurrent cells",
         "steps of recurrent layers that are exported as element-wise ops",
         "aten/src/ATen/native/RNN.cpp",
-        "cells:traced_cells", _RECURRENT,
+        "restoring.cells:traced_cells", _RECURRENT,
     ),
     Pass(
         "operators on integers",
         "nothing: it notes the operators that have no counterpart in ATen",
         "onnx/docs/Operators.md",
-        "evidence:integer_results", kinds=("integer",),
+        "restoring.evidence:integer_results", kinds=("integer",),
     ),
     _RECURRENT_CALLS,
     *_OF_THE_FILE,
@@ -354,13 +354,13 @@ IN_PLACE = (
         "products with sigmoid",
         "x * sigmoid(x) and x * tanh(softplus(x)) of the code, which have the nodes of silu and mish",
         "torch/onnx/_internal/torchscript_exporter/symbolic_opset9.py, silu",
-        "inplace:take_apart", "aten::silu aten::mish", "inplace",
+        "restoring.inplace:take_apart", "aten::silu aten::mish", "inplace",
     ),
     Pass(
         "in place",
         "activations and residual adds that ran in place: exports to ONNX make every op out of place",
         "the sources of torchvision, timm and transformers, and the source lines in the file",
-        "inplace:run_in_place", option="inplace",
+        "restoring.inplace:run_in_place", option="inplace",
         ensures="a target that ends with an underscore writes into its first argument",
     ),
 )  # fmt: skip
@@ -370,105 +370,106 @@ STEP = (
         "code of training alone",
         "the graph of inference, without lines that run in training alone: `... if self.training else None`",
         "torch/nn/modules/module.py, Module.train",
-        "training_code:drop_training_code", option="inference",
+        "requested.training_code:drop_training_code", option="inference",
     ),
     *IN_PLACE,
     Pass(
         "unfolded batch norms",
         "batch norms that an export in inference mode folded into convolutions",
         "torch/nn/utils/fusion.py, fuse_conv_bn_eval",
-        "batch_norms:unfold_batch_norms", option="unfold_batchnorm", kinds=("convolution",),
+        "restoring.batch_norms:unfold_batch_norms", option="unfold_batchnorm", kinds=("convolution",),
     ),
     Pass(
         "batch norms in training",
         "the training form of batch norms that were exported in eval mode",
         "torch/nn/modules/module.py, Module.train",
-        "batch_norms:train_batch_norm", "aten::batch_norm", "training",
+        "restoring.batch_norms:train_batch_norm", "aten::batch_norm", "training",
     ),
     Pass(
         "batch norms in place",
         "nothing that the file lost: batch norms with their activation as InPlaceABN, which overwrites its input",
         "mapillary/inplace_abn, inplace_abn/functions.py",
-        "inplace_abn:replace_norms", option="inplace_abn",
+        "requested.inplace_abn:replace_norms", option="inplace_abn",
     ),
     Pass(
         "custom functions",
         "nothing: it names custom autograd functions, of whose backward the file says nothing",
         "torch/autograd/function.py, Function.apply",
-        "evidence:name_custom_functions", option="training",
+        "restoring.evidence:name_custom_functions", option="training",
     ),
     Pass(
         "tied parameters",
         "one storage under several names, of which exports keep one",
         "transformers/modeling_utils.py, tie_weights",
-        "parameters:tie_parameters", needed=True,
+        "requested.parameters:tie_parameters", needed=True,
         ensures="a parameter comes after the one whose storage it shares",
     ),
     Pass(
         "attention masks",
         "attention without masks, or with is_causal: transformers builds masks only while it exports",
         "transformers/masking_utils.py, _ignore_causal_mask_sdpa",
-        "masks:drop_masks", "aten::scaled_dot_product_attention aten::where",
+        "restoring.masks:drop_masks", "aten::scaled_dot_product_attention aten::where",
     ),
     Pass(
         "products of experts",
         "the products that transformers runs on a GPU, and casts to the type of weights: an export has resolved it",
         "transformers/integrations/moe.py, _grouped_mm",
-        "experts:run_grouped", "aten::_grouped_mm transformers::grouped_mm_fallback", classes=("transformers.",),
+        "restoring.experts:run_grouped", "aten::_grouped_mm transformers::grouped_mm_fallback",
+        classes=("transformers.",),
     ),
     Pass(
         "dtypes of lines",
         "which of the casts to float32 the code names, and which have the dtype of a tensor: an export has resolved it",
         "source lines of stack traces",
-        "open_dtypes:dtypes_of_lines", kinds=("cast", "factory"), option="cast",
+        "restoring.open_dtypes:dtypes_of_lines", kinds=("cast", "factory"), option="cast",
     ),
     Pass(
         "noise of stochastic depth",
         "the dtype of the noise, which is that of the tensor it multiplies: an export has resolved it",
         "torchvision/ops/stochastic_depth.py",
-        "noise:follow_operand", "aten::empty",
+        "restoring.noise:follow_operand", "aten::empty",
     ),
     Pass(
         "trained parameters",
         "requires_grad of a file that was exported for inference, in which no parameter has it",
         "torch/nn/modules/module.py, Module.requires_grad_",
-        "parameters:thaw", option="training",
+        "requested.parameters:thaw", option="training",
     ),
     Pass(
         "frozen parameters",
         "requires_grad False of the parameters whose names match --freeze",
         "torch/nn/modules/module.py, Module.named_parameters",
-        "parameters:freeze", option="freeze",
+        "requested.parameters:freeze", option="freeze",
     ),
     Pass(
         "quantised weights",
         "weights of linear layers in few bits, with their statistics, as bitsandbytes holds them",
         "transformers/integrations/bitsandbytes.py, replace_with_bnb_linear",
-        "quantized_weights:quantize", option="quantize training",
+        "requested.quantized_weights:quantize", option="quantize training",
     ),
     Pass(
         "adapters",
         "low-rank adapters of --lora beside layers, and everything else frozen",
         "peft/tuners/lora/layer.py, Linear.forward",
-        "adapters:insert", option="lora",
+        "requested.adapters:insert", option="lora",
     ),
     Pass(
         "expert parallelism",
         "nothing that the file lost: experts of one rank of several, with the exchange of tokens between them",
         "torchtitan/models/common/token_dispatcher.py, AllToAllTokenDispatcher",
-        "expert_parallel:split_experts", option="experts",
+        "requested.expert_parallel:split_experts", option="experts",
     ),
     Pass(
         "context parallelism",
         "nothing that the file lost: attention of one rank of several, which have a part of the sequence each",
         "torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention",
-        "context_parallel:split_sequence", option="context",
+        "requested.context_parallel:split_sequence", option="context",
     ),
     Pass(
         "loss of the last linear layer",
         "nothing that the file lost: it adds the loss of --loss, in which the last linear layer may run",
         "transformers/loss/loss_utils.py, torchtune/modules/loss, liger_kernel/ops/fused_linear_cross_entropy.py",
-        "head_losses:end_with_loss", option="head_loss",
+        "requested.head_losses:end_with_loss", option="head_loss",
         ensures="the first output is the loss",
     ),
 )  # fmt: skip
@@ -480,7 +481,7 @@ _ON_RECORDINGS = (
     "adapters", "expert parallelism", "context parallelism", "loss of the last linear layer",
 )  # fmt: skip
 DECODER = tuple(each for each in STEP if each.name != "attention masks")
-"""Passes over a decoder for generation, which makes the masks of its steps itself (`passes.generation`)."""
+"""Passes over a decoder for generation, which makes the masks of its steps itself (`passes.requested.generation`)."""
 
 RECORDED = tuple(each for each in STEP if each.name in _ON_RECORDINGS)
 """Passes over the programs of a recording, which have what really ran: those that the scenario asks for, and casts
@@ -523,15 +524,15 @@ def _bound(model: ModelFile, binding: Binding) -> Graph:
     if isinstance(decoded, Graph):
         return run(EXPORTED, _leaving_out(decoded, without), None)
     from staticmem.frontends.onnx.reader import guarded
-    from staticmem.passes.onnx_tensors import FromOnnx
+    from staticmem.passes.restoring.onnx_tensors import FromOnnx
 
     with guarded(model.path):
         if decoded.has_fx_texts and _TEXTS not in without:
-            from staticmem.passes.from_fx_texts import translate
+            from staticmem.passes.restoring.from_fx_texts import translate
 
             passes = FX_TEXTS
         else:
-            from staticmem.passes.from_nodes import translate
+            from staticmem.passes.restoring.from_nodes import translate
 
             passes = NODES
         source = FromOnnx(decoded, translate(decoded.net, without))
@@ -565,7 +566,7 @@ def passes_to_leave_out(graph_works: Callable[[frozenset[str]], bool]) -> frozen
     everything that may be left out, and while that works, with half of what is left out put back. `graph_works` runs
     it without the passes of these names, groups of nodes (`patterns.PATTERNS`) among them.
     """
-    from staticmem.passes.patterns import PATTERNS
+    from staticmem.passes.restoring.patterns import PATTERNS
 
     passes = (*FX_TEXTS, *NODES, *EXPORTED, *STEP)
     names = [_TEXTS, *(name for name, *_ in PATTERNS), *(each.name for each in passes if each.may_be_left_out)]

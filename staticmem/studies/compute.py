@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from staticmem.engine.shapes import value_infos
 from staticmem.ir.graph import Graph, Op
 from staticmem.ops import flops
-from staticmem.passes.checkpoint_regions import regions_of
+from staticmem.passes.requested.checkpoint_regions import regions_of
 from staticmem.scenario.step import Scenario
 
 ATTENTION = 2.5  # products of the backward over those of the forward: 5 against 2
@@ -57,7 +57,7 @@ class Counter:
     def _backward(self, freeze: str | None) -> int:
         trained = [p for p in self.graph.parameters if p.trainable]
         if freeze is not None:
-            from staticmem.passes.backtracking import searcher
+            from staticmem.scenario.backtracking import searcher
 
             frozen = searcher(freeze, [p.fqn for p in trained])
             trained = [p for p in trained if not frozen(p.fqn)]

@@ -10,9 +10,9 @@ from math import prod
 from staticmem.devices.gpus import Gpu
 from staticmem.ir.dtypes import HALVES
 from staticmem.ir.graph import Graph
+from staticmem.ir.module_spans import calls_of, selected
 from staticmem.parallel.blocks import repeated_blocks
 from staticmem.parallel.rank import on_one_device
-from staticmem.passes.module_spans import calls_of, selected
 from staticmem.report.fit import Settings
 from staticmem.report.model import Report
 from staticmem.report.settings import LIBRARIES, Library, Modules, Run

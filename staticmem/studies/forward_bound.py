@@ -20,9 +20,9 @@ from staticmem.ir.graph import Graph, Ref
 from staticmem.ir.stacks import call_ends
 from staticmem.liveness import Lifetimes
 from staticmem.ops.activations import SAVE_LESS_IN_PLACE
-from staticmem.passes.frames.releases import Releases, releases_of
-from staticmem.passes.frames.unseen_bounds import ends_of_frames
-from staticmem.passes.inplace import writes_into_views
+from staticmem.passes.restoring.inplace import writes_into_views
+from staticmem.passes.variables.releases import Releases, releases_of
+from staticmem.passes.variables.unseen_bounds import ends_of_frames
 
 LastHeld = Callable[[Collection[str]], Mapping[str, int]]
 

@@ -9,7 +9,7 @@ from staticmem.errors import DimensionError
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import Binding, ModelFile, describe_inputs, resolve
 from staticmem.passes import pipeline
-from staticmem.passes.generation.program import generated
+from staticmem.passes.requested.generation.program import generated
 from staticmem.scenario.generation import Generation
 from staticmem.scenario.request import Request
 from staticmem.studies.position_tables import check_positions

@@ -13,13 +13,13 @@ from collections import Counter
 from itertools import zip_longest
 
 from staticmem.ir.graph import Graph, Op
+from staticmem.ir.stacks import is_published
 from staticmem.liveness import Lifetimes
 from staticmem.ops import kinds_of
 from staticmem.ops.registry import FREE_PRODUCTS
-from staticmem.passes.frames.attention_weights import attention_weights
-from staticmem.passes.frames.releases import kept_by_modules
-from staticmem.passes.frames.source_lines import is_published as is_published_line
-from staticmem.passes.lost_gradients import is_published
+from staticmem.passes.variables.attention_weights import attention_weights
+from staticmem.passes.variables.releases import kept_by_modules
+from staticmem.passes.variables.source_lines import is_published as is_published_line
 
 _ATTRIBUTE = re.compile(r"\s*(?:[\w.* ]+,\s*)*self\.\w+\s*(?:,[\w.*, ]+|:[^=]+)?=(?!=)")
 

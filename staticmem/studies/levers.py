@@ -12,7 +12,7 @@ from staticmem.errors import StaticmemError
 from staticmem.ir.graph import Graph
 from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.ops.registry import kinds_of
-from staticmem.passes.layers import EMBEDDING, layers_of
+from staticmem.passes.requested.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import CANNOT_RUN, LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
 from staticmem.scenario.adapters import ALL_LINEAR
 from staticmem.scenario.compiling import DEFAULT_MODE, WHOLE

@@ -1,11 +1,11 @@
 """The band of the live peak: what a file without a recording leaves open, and by how much that moves the peak.
 
-Each unknown has a least and a most: what ran in place (`passes.inplace`), which values variables hold
-(`passes.frames`), what custom functions, checkpoints and lost calls of `detach` do to autograd
-(`passes.custom_functions`), which dtypes code takes from tensors under autocast (`passes.open_dtypes`), what an
-exporter stored or merged (`stored_tensors`), and what is trained and checkpointed (`unsaid_training`). The step runs
-again with the least of all, and with the most of all. Ops without a rule widen the band of any file, one with a
-recording too.
+Each unknown has a least and a most: what ran in place (`passes.restoring.inplace`), which values variables hold
+(`passes.variables`), what custom functions, checkpoints and lost calls of `detach` do to autograd
+(`passes.restoring.custom_functions`), which dtypes code takes from tensors under autocast
+(`passes.restoring.open_dtypes`), what an exporter stored or merged (`stored_tensors`), and what is trained and
+checkpointed (`unsaid_training`). The step runs again with the least of all, and with the most of all. Ops without a
+rule widen the band of any file, one with a recording too.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.passes import pipeline
-from staticmem.passes.checkpoint_regions import has_open_regions
-from staticmem.passes.frames.releases import kept_by_modules, releases_of
-from staticmem.passes.inplace import ops_left_open
 from staticmem.passes.pipeline import Pass
+from staticmem.passes.requested.checkpoint_regions import has_open_regions
+from staticmem.passes.restoring.inplace import ops_left_open
+from staticmem.passes.variables.releases import kept_by_modules, releases_of
 from staticmem.scenario.compiling import AUTOTUNED, WHOLE
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
@@ -57,9 +57,9 @@ def moved_by_unknown_ops(result: StepResult) -> tuple[int, int]:
 def questions() -> tuple[Question, ...]:
     """What passes leave open beside what runs in place: each gives the graphs with the least and the most of it, or
     None where a graph leaves nothing open."""
-    from staticmem.passes.custom_functions import ends_of_functions
-    from staticmem.passes.last_turns import ends_of_loops
-    from staticmem.passes.open_dtypes import ends_of_cast, ends_under_autocast
+    from staticmem.passes.restoring.custom_functions import ends_of_functions
+    from staticmem.passes.restoring.last_turns import ends_of_loops
+    from staticmem.passes.restoring.open_dtypes import ends_of_cast, ends_under_autocast
 
     return ends_of_functions, ends_under_autocast, ends_of_cast, ends_of_loops
 
@@ -243,7 +243,7 @@ class LiveBand:
         return tuple([step[1] for step in steps if step is not None])
 
     def _holds_otherwise(self, policy: str) -> bool:
-        """Whether a policy of `frames.policy` lets variables hold something else than the expected one."""
+        """Whether a policy of `variables.policy` lets variables hold something else than the expected one."""
         asked, expected = (releases_of(self.graph, p, self.scenario.training) for p in (policy, "expected"))
         parts = ("last_use", "frames", "attributes")
         return any(getattr(asked, part) != getattr(expected, part) for part in parts)

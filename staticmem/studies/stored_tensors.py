@@ -23,9 +23,8 @@ from collections import Counter
 
 from staticmem.eager.trace import Trace
 from staticmem.ir.graph import Frame, Graph, Op
-from staticmem.ir.stacks import Stack, call_ends, common_depth, general_path
+from staticmem.ir.stacks import Stack, call_ends, common_depth, general_path, is_published
 from staticmem.ops import lookup
-from staticmem.passes.lost_gradients import is_published
 
 _RESULT = re.compile(r"([a-z]\w*?)(?:_\d+)?$")
 

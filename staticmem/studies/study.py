@@ -25,8 +25,8 @@ from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.liveness.held_outputs import added_by_held_outputs
 from staticmem.passes import pipeline
-from staticmem.passes.frames.unseen_code import has_unseen_code
 from staticmem.passes.pipeline import Pass
+from staticmem.passes.variables.unseen_code import has_unseen_code
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.compiling import WHOLE

@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from staticmem.eager.trace import Buffers, Holds
 from staticmem.ir.graph import Graph, Note
+from staticmem.ir.stacks import LIBRARIES
 from staticmem.liveness import Lifetimes, liveness
-from staticmem.passes.lost_gradients import LIBRARIES
 from staticmem.scenario.step import Scenario
 
 FUSED_PATH = "SM342"  # the note of layers that may run as one op in evaluation mode

@@ -15,7 +15,7 @@ from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Frame, Graph, Op, Ref, Region
 from staticmem.liveness import liveness
-from staticmem.passes.checkpoint_regions import regions_of
+from staticmem.passes.requested.checkpoint_regions import regions_of
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
 

@@ -58,18 +58,18 @@ UNCOVERED: dict[str, str] = {
     **dict.fromkeys(_LIBRARIES, _CUSTOM),
     **{f"onnx::{name}": "an ONNX operator: tests/frontends/test_onnx_converters.py" for name in _INTEGERS},
     "onnx::DynamicQuantizeLSTM": "an ONNX operator: tests/frontends/test_onnx_contrib_sizes.py",
-    "bitsandbytes::linear_4bit": "an op of bitsandbytes: tests/passes/test_quantized_weights.py",
-    "bitsandbytes::linear_8bit": "an op of bitsandbytes: tests/passes/test_quantized_weights.py",
-    "inplace_abn::inplace_abn_": "an op of an extension: tests/passes/test_inplace_abn.py",
-    "torchao::linear_int8": "a layer of torchao: tests/passes/test_weight_only.py",
-    "torchao::linear_int4": "a layer of torchao: tests/passes/test_weight_only.py",
+    "bitsandbytes::linear_4bit": "an op of bitsandbytes: tests/passes/requested/test_quantized_weights.py",
+    "bitsandbytes::linear_8bit": "an op of bitsandbytes: tests/passes/requested/test_quantized_weights.py",
+    "inplace_abn::inplace_abn_": "an op of an extension: tests/passes/requested/test_inplace_abn.py",
+    "torchao::linear_int8": "a layer of torchao: tests/passes/requested/test_weight_only.py",
+    "torchao::linear_int4": "a layer of torchao: tests/passes/requested/test_weight_only.py",
     **{
         f"staticmem::{name}": "what a rank runs for its experts: tests/parallel/test_experts.py"
         for name in ("all_to_all", "exchanged_counts", "order_by_expert")
     },
     "staticmem::ring_attention": "attention of a rank, on CUDA alone: tests/parallel/test_context.py",
     "staticmem::cpu_tensor": "no op of PyTorch: tests/recording/test_recorded_code.py",
-    "staticmem::own_backward": "stands for a custom autograd function: tests/passes/test_custom_functions.py",
+    "staticmem::own_backward": "stands for a custom autograd function: tests/passes/restoring/test_custom_functions.py",
     **{
         f"staticmem::{name}": "a call of generate that no single ATen call is: tests/studies/test_generation.py"
         for name in ("cache", "packed_queries", "next_token_logits")

@@ -12,9 +12,9 @@ from small_graphs import Builder
 
 import staticmem
 from staticmem.ir.graph import Graph, Note, Ref
-from staticmem.passes import training_code
 from staticmem.passes.asked import Asked
 from staticmem.passes.pipeline import STEP, Pass, edit_lines, for_step, run
+from staticmem.passes.requested import training_code
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Study, request_of
 
@@ -65,7 +65,7 @@ def test_a_pass_is_given_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
         return graph, ()
 
     monkeypatch.setattr(training_code, "drop_training_code", function)
-    one = Pass("one", "-", "-", "training_code:drop_training_code", option="freeze training")
+    one = Pass("one", "-", "-", "requested.training_code:drop_training_code", option="freeze training")
     for asked in (Asked(True, "all", freeze="conv"), Asked(False, "all", freeze="conv"), Asked(True, freeze="conv")):
         run([one], graph(), asked)
     assert given == [Asked(True, freeze="conv"), Asked(False, freeze="conv"), Asked(True, freeze="conv")]

@@ -50,7 +50,7 @@ from staticmem.parallel.rewrite import (
     ceil_div,
 )
 from staticmem.parallel.strategies import context
-from staticmem.passes.expert_parallel import expert_parameters
+from staticmem.passes.requested.expert_parallel import expert_parameters
 
 ADAPTER = ".lora_"  # in the names of what PEFT trains: `adapter_layer_names` of peft/tuners/lora/layer.py
 

@@ -1,0 +1,1 @@
+"""Edits that a request asks for: checkpoints, adapters, quantized weights, ranks, generation."""

@@ -1,0 +1,173 @@
+"""The caches of keys and values that `generate` fills, one for each attention call: their lengths in the prefill and in
+the last decode step, and the calls that fill them.
+
+Source: transformers 5.23, `cache_utils.py`: `DynamicLayer.update`, `DynamicSlidingWindowLayer.update`,
+`StaticLayer.lazy_initialization` and `update`, `StaticSlidingWindowLayer.update`.
+"""
+
+from __future__ import annotations
+
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Arg, Frame, Ref
+from staticmem.ir.record import record
+from staticmem.passes.requested.generation.draft import Draft
+from staticmem.scenario.generation import Generation
+
+END = 2**63 - 1
+KEPT = ".kept"  # ends the names of views of what a window keeps
+CAT, ZEROS, COPY = "aten.cat.default", "aten.zeros.default", "aten._to_copy.default"
+
+
+@record(frozen=True)
+class Held:
+    """What a cache holds: names of the keys and of the values, which may be views of longer tensors."""
+
+    key: str
+    value: str
+
+
+@record(frozen=True)
+class Updated:
+    """What an update gives to the attention: names of the keys and of the values, and their tokens; `cached` stays."""
+
+    key: str
+    value: str
+    length: int
+    cached: Held
+    lasting: tuple[str, ...] = ()
+
+
+@record(frozen=True)
+class Layer:
+    """One cache. `window` is that of its attention; None: it keeps all tokens."""
+
+    number: int
+    window: int | None
+    asked: Generation
+
+    @property
+    def static(self) -> bool:
+        return self.asked.cache == "static"
+
+    @property
+    def size(self) -> int:
+        """Tokens of a static cache."""
+        return min(self.window or self.asked.longest, self.asked.longest)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the tensors at the end."""
+        if self.static:
+            return self.size
+        return self.before_last_step()[1] + 1 if self.asked.steps else self.asked.prompt
+
+    def before_last_step(self) -> tuple[int, int]:
+        """Tokens of the tensor that a dynamic cache has when the last decode step begins, and those of them that it
+        keeps."""
+        asked = self.asked
+        past = asked.longest - 1
+        if self.window is None:
+            return past, past
+        kept = min(past, self.window - 1)
+        return (asked.prompt if asked.steps == 1 else min(past - 1, self.window - 1) + 1), kept
+
+    def tokens_for_mask(self, queries: int, prefill: bool) -> int:
+        """Keys that a mask is made for: `get_mask_sizes` of the layers."""
+        asked = self.asked
+        if not self.static:
+            past = 0 if prefill else asked.longest - 1
+            return past + queries if self.window is None else min(past, self.window - 1) + queries
+        if self.window is None:
+            return self.size
+        return queries if prefill and queries > self.size else self.size
+
+    # -- updates -------------------------------------------------------------------------------------------------
+
+    def prefill(self, draft: Draft, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
+        """The first update, of an empty cache."""
+        if self.static:
+            return self._first_static(draft, key, value, modules)
+        prompt = self.asked.prompt
+        lasting: tuple[str, ...] = ()
+        if self.window is not None:  # a tensor of one integer on the device
+            lasting = (self._integer(draft, "window", modules),)
+        names = [
+            draft.call("staticmem::cache", Ref(source), prompt, CAT, to=f"cache.{self.number}.{part}", modules=modules)
+            for part, source in (("key", key), ("value", value))
+        ]
+        kept = self._kept(draft, names, prompt, modules)
+        return Updated(names[0], names[1], prompt, kept, lasting)
+
+    def grow(self, draft: Draft, held: Held) -> Held:
+        """The cache when the last decode step begins: the steps between are not run one by one."""
+        if self.static or self.asked.steps < 2:
+            return held
+        length, _ = self.before_last_step()
+        names = []
+        for part, source in (("key", held.key), ("value", held.value)):
+            names.append(
+                draft.call("staticmem::cache", Ref(source), length, CAT, to=f"cache.{self.number}.{part}.grown")
+            )
+            draft.let_go(dict.fromkeys((source, source.removesuffix(KEPT))))
+        return self._kept(draft, names, length, ())
+
+    def decode(self, draft: Draft, held: Held, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
+        """The update of the last step."""
+        if self.static:
+            return self._last_static(draft, held, key, value, modules)
+        length = self.before_last_step()[1] + 1
+        names = []
+        for part, old, new in (("key", held.key, key), ("value", held.value, value)):
+            to = f"cache.{self.number}.{part}.last"
+            names.append(draft.call("aten::cat", (Ref(old), Ref(new)), 2, to=to, modules=modules))
+            if self.window is None:
+                draft.let_go((old,))
+        kept = self._kept(draft, names, length, modules)
+        if self.window is not None:  # both exist twice until the new ones are assigned
+            for old, new in ((held.key, kept.key), (held.value, kept.value)):
+                draft.let_go((old, old.removesuffix(KEPT)), f"{new}_")
+        return Updated(names[0], names[1], length, kept)
+
+    def _kept(self, draft: Draft, names: list[str], length: int, modules: tuple[Frame, ...]) -> Held:
+        """The last `window - 1` tokens, as views; without a window the tensors themselves."""
+        if self.window is None:
+            return Held(*names)
+        start = max(length - self.window + 1, 0)
+        return Held(
+            *(draft.call("aten::slice.Tensor", Ref(n), 2, start, END, to=f"{n}{KEPT}", modules=modules) for n in names)
+        )
+
+    def _integer(self, draft: Draft, what: str, modules: tuple[Frame, ...]) -> str:
+        kwargs: dict[str, Arg] = {"dtype": dtypes.int64}
+        return draft.call("aten::scalar_tensor", 0, to=f"cache.{self.number}.{what}", modules=modules, kwargs=kwargs)
+
+    def _first_static(self, draft: Draft, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
+        number, prompt, size = self.number, self.asked.prompt, self.size
+        names = [
+            draft.call("staticmem::cache", Ref(source), size, ZEROS, to=f"cache.{number}.{part}", modules=modules)
+            for part, source in (("key", key), ("value", value))
+        ]
+        count = self._integer(draft, "count", modules)
+        if prompt > size:  # the last tokens are copied, and the attention sees all
+            return Updated(key, value, prompt, Held(*names), (count,))
+        self._positions(draft, prompt, count, "", modules)
+        return Updated(names[0], names[1], size, Held(*names), (count,))
+
+    def _last_static(self, draft: Draft, held: Held, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
+        number, count = self.number, f"cache.{self.number}.count"
+        if self.window is not None and self.asked.longest - 1 >= self.size:  # full: rolled, and copied back
+            rolled = [
+                draft.call("aten::roll", Ref(old), (-1,), (-2,), to=f"cache.{number}.{part}.rolled", modules=modules)
+                for part, old in (("key", held.key), ("value", held.value))
+            ]
+            draft.let_go(rolled)
+        else:
+            self._positions(draft, 1, count, ".last", modules)
+        return Updated(held.key, held.value, self.size, held)
+
+    def _positions(self, draft: Draft, tokens: int, count: str, suffix: str, modules: tuple[Frame, ...]) -> None:
+        """`arange(tokens) + cumulative_length`, which `index_copy_` reads."""
+        name = f"cache.{self.number}.position{suffix}"
+        first = draft.call("aten::arange", tokens, to=f"{name}.arange", modules=modules)
+        draft.call("aten::add.Tensor", Ref(first), Ref(count), to=name, modules=modules)
+        draft.let_go((first, name))
