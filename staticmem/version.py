@@ -33,8 +33,8 @@ REFERENCE_RELEASE = torch_release(REFERENCE_TORCH)
 # scaled_dot_product_attention (https://github.com/pytorch/pytorch/releases/tag/v2.0.0).
 DEFAULTS_CHANGED = (2, 0)
 # Releases since which a step allocates or saves something else: softmax and convolution (1.11), fused attention (2.0),
-# rms_norm (2.9), ring attention (2.14); the files of `ops/` have the sources. Steps of the releases between two of them
-# are equal.
+# rms_norm (2.9), ring attention, fmax and fmin (2.14); the files of `ops/` have the sources. Steps of the releases
+# between two of them are equal.
 STEP_CHANGED = ((1, 0), (1, 11), DEFAULTS_CHANGED, (2, 9), (2, 14))
 
 

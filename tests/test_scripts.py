@@ -74,3 +74,28 @@ def test_the_walk_of_a_small_model() -> None:
     assert figures["files"] == sum(int(row[1]) for row in rows)
     assert figures["functions"] == sum(int(row[2]) for row in rows)
     assert "allocators" in {row[0] for row in rows}
+
+
+def test_changes_of_a_release_name_the_files_that_they_touch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "releases"))
+    changes = importlib.import_module("release_changes")
+    before = {"aten::fmax": "one", "aten::nobody": "1", "aten::exp": "same"}
+    after = {"aten::fmax": "two", "aten::exp": "same"}
+    assert list(changes.compare("derivatives", before, after)) == [
+        "  aten::fmax  (ops/sorting.py, ops/traces/sorting.py)",
+        "    - one",
+        "    + two",
+        "  and 1 that nothing here relies on",
+    ]
+
+
+def test_facts_of_the_installed_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "releases"))
+    facts = importlib.import_module("release_facts").collect()
+    assert facts["autocast"]["aten::mm"] == "AT_FORALL_LOWER_PRECISION_FP"
+    assert facts["optimizers"]["AdamW.weight_decay"] == "0.01"
+    assert "pointwise" in facts["ops"]["aten::exp"]
+    assert "grad * result" in facts["derivatives"]["aten::exp"]
+    assert facts["decompositions"]["aten::addcmul.default"] == "core"
+    assert "torch._inductor.config.max_fusion_size" in facts["settings"]

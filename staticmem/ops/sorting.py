@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from staticmem.eager import strides as layout
@@ -135,33 +136,37 @@ def argmax(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False) -> Te
     return e.empty(reduced_shape(self, axes_of(self, dim), keepdim), dtypes.int64, kernel="aten.argmax.default")
 
 
+def _share_gradient(self: Tensor, other: Tensor, e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+    """where(self == other, grad / 2, grad).masked_fill_(self < other, 0)"""
+    grad = grad_of(grads)
+    half = e.pointwise("aten.div.Tensor", grad)
+    equal = e.pointwise("aten.eq.Tensor", self, other, dtype=dtypes.bool_)
+    result = e.pointwise("aten.where.self", equal, half, grad, dtype=grad.dtype)
+    e.pointwise("aten.lt.Tensor", self, other, dtype=dtypes.bool_)
+    return result
+
+
 @rule("maximum minimum min.other max.other", kinds=("commutative",))
 def maximum(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both operands; each gradient takes a halved gradient, a mask, a choice and a fill mask."""
     out = e.pointwise("aten.maximum.default", self, other)
-
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        grad = grad_of(grads)  # where(self == other, grad / 2, grad).masked_fill_(self < other, 0)
-        half = e.pointwise("aten.div.Tensor", grad)
-        equal = e.pointwise("aten.eq.Tensor", self, other, dtype=dtypes.bool_)
-        result = e.pointwise("aten.where.self", equal, half, grad, dtype=grad.dtype)
-        e.pointwise("aten.lt.Tensor", self, other, dtype=dtypes.bool_)
-        return result
-
+    formula = partial(_share_gradient, self, other)
     e.record("MaximumBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [other, self])
     return out
 
 
 @rule("fmax fmin")
 def fmax(e: Eager, self: Tensor, other: Tensor) -> Tensor:
-    """Saves both operands; each gradient is a copy filled where the other operand won."""
+    """Saves both operands; each gradient is a copy filled where the other operand won, and since 2.14 that of
+    `maximum` (tools/autograd/derivatives.yaml)."""
     out = e.pointwise("aten.fmax.default", self, other)
 
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+    def fill(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         mask = e.pointwise("aten.ge.Tensor", self, other, dtype=dtypes.bool_)
         e.pointwise("aten.isnan.default", other, dtype=dtypes.bool_)
         return e.empty(mask.shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
 
+    formula = partial(_share_gradient, self, other) if e.torch >= (2, 14) else fill
     e.record("FmaxBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [other, self])
     return out
 
