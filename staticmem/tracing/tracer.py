@@ -356,6 +356,27 @@ class Tracer:
         for k, output in enumerate(outputs):
             self._history[output] = (entry, k)
 
+    def derive(self, out: Node, input: Node, gradient: Callable[[Node], Node]) -> Node:
+        """Records a call of one tensor; `gradient` makes its gradient from that of the result, which comes back."""
+        return self.derive_each(out, [input], (0, gradient))
+
+    def derive_each(
+        self, out: Node, inputs: Sequence[Node | None], *gradients: tuple[int, Callable[[Node], Node]]
+    ) -> Node:
+        """Records a call whose inputs have a gradient each, in the order in which autograd's code computes them."""
+
+        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+            grad = grads[0]
+            assert grad is not None
+            results: list[Node | None] = [None] * len(inputs)
+            for index, compute in gradients:
+                if need[index]:
+                    results[index] = compute(grad)
+            return results
+
+        self.record(out, inputs, gradient)
+        return out
+
     def entry_of(self, node: Node) -> Entry | None:
         """The call on the tape that gave a node."""
         entry = self._history.get(node)

@@ -25,12 +25,7 @@ _SQRT2, _SQRT1_2, _2_SQRTPI = 1.41421356237309504880, 0.70710678118654752440, 1.
 
 
 def _recorded(t: Tracer, out: Node, self: Node, backward: Callable[[Node], Node]) -> Node:
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [backward(grads[0])]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: backward(grad))
 
 
 def _decomposed(t: Tracer, self: Node, forward: Callable[[Node], Node], backward: Callable[[Node, Node], Node]) -> Node:
@@ -380,16 +375,12 @@ def _masked(t: Tracer, grad: Node, mask: Callable[[], Node]) -> Node:
 
 def _only(t: Tracer, self: Node, bound: Any, name: str, beyond: str, within: str) -> Node:
     out = _bound(t, name, self, bound)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_bound = _masked(t, grad, lambda: t.compare(beyond, self, bound)) if need[1] else None
-        by_self = _masked(t, grad, lambda: t.compare(within, self, bound)) if need[0] else None
-        return [by_self, by_bound]
-
-    t.record(out, [self, tensor(bound)], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [self, tensor(bound)],
+        (1, lambda grad: _masked(t, grad, lambda: t.compare(beyond, self, bound))),
+        (0, lambda grad: _masked(t, grad, lambda: t.compare(within, self, bound))),
+    )
 
 
 @traced("clamp_min")

@@ -11,7 +11,6 @@ from typing import Any
 
 from staticmem.ir import dtypes
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.unary import with_gradient
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer
 
@@ -77,14 +76,12 @@ def rsub(t: Tracer, self: Any, other: Any, alpha: float = 1) -> Node:
 
 def _product(t: Tracer, target: str, self: Any, other: Any) -> Node:
     out = _real(t, t.pointwise(target, self, other))
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        by_other = t.mul(grads[0], self) if need[1] else None
-        by_self = t.pointwise(target, grads[0], other) if need[0] else None
-        return [by_self, by_other]
-
-    t.record(out, [tensor(self), tensor(other)], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [tensor(self), tensor(other)],
+        (1, lambda grad: t.mul(grad, self)),
+        (0, lambda grad: t.pointwise(target, grad, other)),
+    )
 
 
 @traced("mul multiply")
@@ -148,7 +145,7 @@ def _remainder(name: str, rounding: str) -> None:
         if not isinstance(self, Node):
             return t.pointwise(f"aten::{name}.Scalar_Tensor", self, other)
         if not isinstance(other, Node):
-            return with_gradient(t, t.pointwise(f"aten::{name}.Scalar", self, other), self, lambda g: g)
+            return t.derive(t.pointwise(f"aten::{name}.Scalar", self, other), self, lambda g: g)
         out = t.pointwise(f"aten::{name}.Tensor", self, other)
 
         def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:

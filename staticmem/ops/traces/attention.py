@@ -233,10 +233,4 @@ def safe_softmax(t: Tracer, self: Node, dim: int, dtype: DType | None = None) ->
     some = t.new("aten::any.dim", (some, dim, True), reduced(out.shape, [out.dim(dim)], True), dtypes.bool_)
     empty = t.pointwise("aten::logical_not", some, dtype=dtypes.bool_)
     out = t.where(empty, t.full(out.shape, 0, out.dtype), out)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [softmax_gradient(t, grads[0], out, dim, self.dtype)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: softmax_gradient(t, grad, out, dim, self.dtype))

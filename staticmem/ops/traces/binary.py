@@ -24,14 +24,13 @@ def pow_(t: Tracer, self: Any, exponent: Any) -> Node:
         return pow_tensor(t, self, exponent) if type(self) is Node else pow_of_number(t, self, exponent)
     out = t.pointwise("aten::pow.Tensor_Scalar", self, exponent)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+    def gradient(grad: Node) -> Node:
         if exponent == 0:
-            return [t.zeros_like(self)]
+            return t.zeros_like(self)
         power = t.pointwise("aten::pow.Tensor_Scalar", self, float(exponent) - 1)
-        return [t.mul(grads[0], t.pointwise("aten::mul.Scalar", power, float(exponent)))]
+        return t.mul(grad, t.pointwise("aten::mul.Scalar", power, float(exponent)))
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("pow.Tensor_Tensor")
@@ -60,12 +59,7 @@ def pow_tensor(t: Tracer, self: Node, exponent: Node) -> Node:
 @traced("pow.Scalar")
 def pow_of_number(t: Tracer, self: float, exponent: Node) -> Node:
     out = t.pointwise("aten::pow.Scalar", self, exponent)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        return [t.mul(grads[0], t.pointwise("aten::mul.Scalar", out, math.log(self)))]
-
-    t.record(out, [exponent], gradient)
-    return out
+    return t.derive(out, exponent, lambda grad: t.mul(grad, t.pointwise("aten::mul.Scalar", out, math.log(self))))
 
 
 @traced("addcmul")
@@ -110,14 +104,12 @@ def lerp_by_number(t: Tracer, self: Node, end: Node, weight: float) -> Node:
     near = -0.5 < weight < 0.5
     start, alpha = (self, weight) if near else (end, -(1.0 - weight))
     out = t.pointwise("aten::add.Tensor", start, difference, alpha=alpha)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        by_end = t.pointwise("aten::mul.Scalar", grads[0], weight) if need[1] else None
-        by_self = t.pointwise("aten::mul.Scalar", grads[0], 1 - weight) if need[0] else None
-        return [by_self, by_end]
-
-    t.record(out, [self, end], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [self, end],
+        (1, lambda grad: t.pointwise("aten::mul.Scalar", grad, weight)),
+        (0, lambda grad: t.pointwise("aten::mul.Scalar", grad, 1 - weight)),
+    )
 
 
 @traced("logaddexp")
@@ -137,15 +129,9 @@ def logaddexp(t: Tracer, self: Node, other: Node) -> Node:
         rest = t.pointwise("aten::add.Scalar", t.call("exp", t.sub(theirs, mine)), 1)
         return t.div(grad, rest)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_other = share(grad, other, self) if need[1] else None
-        by_self = share(grad, self, other) if need[0] else None
-        return [by_self, by_other]
-
-    t.record(out, [self, other], gradient)
-    return out
+    return t.derive_each(
+        out, [self, other], (1, lambda grad: share(grad, other, self)), (0, lambda grad: share(grad, self, other))
+    )
 
 
 @traced("lerp.Tensor")
@@ -157,17 +143,13 @@ def lerp(t: Tracer, self: Node, end: Node, weight: Node) -> Node:
     factor = chosen(t, near_end, rest, weight)
     base = chosen(t, near_end, end, self)
     out = t.pointwise("aten::addcmul", base, factor, between)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_end = t.mul(grad, weight) if need[1] else None
-        by_self = t.mul(grad, t.sub(t.full_like(weight, 1), weight)) if need[0] else None
-        by_weight = t.mul(grad, t.sub(end, self)) if need[2] else None
-        return [by_self, by_end, by_weight]
-
-    t.record(out, [self, end, weight], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [self, end, weight],
+        (1, lambda grad: t.mul(grad, weight)),
+        (0, lambda grad: t.mul(grad, t.sub(t.full_like(weight, 1), weight))),
+        (2, lambda grad: t.mul(grad, t.sub(end, self))),
+    )
 
 
 @traced("atan2 arctan2")
@@ -193,15 +175,12 @@ def atan2(t: Tracer, self: Node, other: Node) -> Node:
 @traced("hypot")
 def hypot(t: Tracer, self: Node, other: Node) -> Node:
     out = t.pointwise("aten::hypot", self, other)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        by_other = t.div(t.mul(grads[0], other), out) if need[1] else None
-        by_self = t.div(t.mul(grads[0], self), out) if need[0] else None
-        return [by_self, by_other]
-
-    t.record(out, [self, other], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [self, other],
+        (1, lambda grad: t.div(t.mul(grad, other), out)),
+        (0, lambda grad: t.div(t.mul(grad, self), out)),
+    )
 
 
 def xlogy_value(t: Tracer, self: Any, other: Node) -> Node:

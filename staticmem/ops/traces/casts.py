@@ -47,15 +47,9 @@ def copy(t: Tracer, self: Node, src: Node, non_blocking: bool = False) -> Node:
         filled: Node = trace_of("aten::fill.Scalar")(t, self, number.args[1])
         return filled
     out = t.new("aten::copy", (self, src), self.shape, self.dtype, self.strides)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        hidden = t.zeros_like(grad) if need[0] else None
-        return [hidden, t.cast(grad, src.dtype) if need[1] else None]
-
-    t.record(out, [self, src], gradient)
-    return out
+    return t.derive_each(
+        out, [self, src], (0, lambda grad: t.zeros_like(grad)), (1, lambda grad: t.cast(grad, src.dtype))
+    )
 
 
 @traced("_to_copy to_copy")

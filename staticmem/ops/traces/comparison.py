@@ -65,16 +65,12 @@ def chosen(t: Tracer, condition: Node, a: Node, b: Node) -> Node:
 @traced("where")
 def where(t: Tracer, condition: Node, self: Any, other: Any) -> Node:
     out = t.where(condition, self, other)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_other = chosen(t, condition, t.full((), 0, grad.dtype), grad) if need[1] else None
-        by_self = chosen(t, condition, grad, t.full((), 0, grad.dtype)) if need[0] else None
-        return [by_self, by_other]
-
-    t.record(out, [tensor(self), tensor(other)], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [tensor(self), tensor(other)],
+        (1, lambda grad: chosen(t, condition, t.full((), 0, grad.dtype), grad)),
+        (0, lambda grad: chosen(t, condition, grad, t.full((), 0, grad.dtype))),
+    )
 
 
 @traced("isin.Tensor_Tensor")

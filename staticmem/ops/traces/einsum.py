@@ -14,7 +14,7 @@ from staticmem.ops.einsum import Calls
 from staticmem.ops.traces.arithmetic import mul
 from staticmem.ops.traces.linear import bmm, mm
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.views import derive, movedim, permute, unsqueeze, view
+from staticmem.ops.traces.views import movedim, permute, unsqueeze, view
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Tracer
 
@@ -28,7 +28,7 @@ def _sum(t: Tracer, self: Node, dims: Sequence[int], keepdim: bool) -> Node:
                 grad = t.unsqueeze(grad, dim)
         return t.expand(grad, self.shape)
 
-    return derive(t, t.sum(self, dims, keepdim), self, back)
+    return t.derive(t.sum(self, dims, keepdim), self, back)
 
 
 def _diagonal(node: Node, dim1: int, dim2: int) -> Node:

@@ -270,13 +270,7 @@ def randperm(t: Tracer, n: int, *, dtype: DType | None = None, **_: Any) -> Node
 def fill(t: Tracer, self: Node, value: float = 0) -> Node:
     """One number everywhere; nothing flows back."""
     out = t.full_like(self, value)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [t.zeros_like(grads[0])]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: t.zeros_like(grad))
 
 
 def _drawn(t: Tracer, like: Node, dtype: DType) -> Node:
@@ -335,13 +329,7 @@ def bernoulli_p(t: Tracer, self: Node, p: float, *, generator: Any = None) -> No
 
 def _without_gradient(t: Tracer, out: Node, self: Node) -> Node:
     """derivatives.yaml: zeros."""
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [t.zeros_like(grads[0])]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: t.zeros_like(grad))
 
 
 @traced("bernoulli")

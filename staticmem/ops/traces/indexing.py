@@ -15,9 +15,9 @@ from staticmem.ops.traces.factories import iota
 from staticmem.ops.traces.joining import cat
 from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.scattering import gathered, scattered
-from staticmem.ops.traces.views import derive, expand, slice_
+from staticmem.ops.traces.views import expand, slice_
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
+from staticmem.tracing.tracer import Tracer
 
 
 @traced("embedding")
@@ -44,7 +44,7 @@ def embedding(
         target = "aten::_unsafe_masked_index_put_accumulate"
         return t.cast(t.new(target, (zeros, mask, (positions,), grad), zeros.shape, grad.dtype), dtype)
 
-    return derive(t, out, weight, back)
+    return t.derive(out, weight, back)
 
 
 def _compared(t: Tracer, name: str, node: Node, value: float) -> Node:
@@ -94,7 +94,7 @@ def _index(t: Tracer, target: str, self: Node, indices: Sequence[Node | None]) -
         zeros = t.full(self.shape, 0, self.dtype)
         return t.new("aten::index_put", (zeros, tuple(indices), grad, True), self.shape, self.dtype)
 
-    return derive(t, out, self, back)
+    return t.derive(out, self, back)
 
 
 @traced("index_select")
@@ -110,7 +110,7 @@ def index_select(t: Tracer, self: Node, dim: int, index: Node) -> Node:
         at = index if index.ndim else t.unsqueeze(index, 0)
         return t.new("aten::index_put", (zeros, (*(None,) * dim, at), grad, True), self.shape, grad.dtype)
 
-    return derive(t, out, self, back)
+    return t.derive(out, self, back)
 
 
 def selected(t: Tracer, self: Node, dim: int, positions: Node) -> Node:
@@ -137,12 +137,12 @@ def _triangle(t: Tracer, self: Node, compare: str, diagonal: int) -> Node:
 
 @traced("tril")
 def tril(t: Tracer, self: Node, diagonal: int = 0) -> Node:
-    return derive(t, _triangle(t, self, "le", diagonal), self, lambda grad: _triangle(t, grad, "le", diagonal))
+    return t.derive(_triangle(t, self, "le", diagonal), self, lambda grad: _triangle(t, grad, "le", diagonal))
 
 
 @traced("triu")
 def triu(t: Tracer, self: Node, diagonal: int = 0) -> Node:
-    return derive(t, _triangle(t, self, "ge", diagonal), self, lambda grad: _triangle(t, grad, "ge", diagonal))
+    return t.derive(_triangle(t, self, "ge", diagonal), self, lambda grad: _triangle(t, grad, "ge", diagonal))
 
 
 @traced("one_hot")
@@ -170,13 +170,11 @@ def diff(t: Tracer, self: Node, n: int = 1, dim: int = -1, prepend: Any = None, 
 def gather(t: Tracer, self: Node, dim: int, index: Node, *, sparse_grad: bool = False) -> Node:
     out = gathered(t, self, dim, index)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        zeros = t.full(self.shape, 0, grads[0].dtype)
-        return [scattered(t, "aten::scatter_add", zeros, dim, index, grads[0])]
+    def gradient(grad: Node) -> Node:
+        zeros = t.full(self.shape, 0, grad.dtype)
+        return scattered(t, "aten::scatter_add", zeros, dim, index, grad)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("take_along_dim")

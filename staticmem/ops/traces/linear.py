@@ -49,15 +49,12 @@ def _by_second(t: Tracer, grad: Node, first: Node, second: Node) -> Node:
 @traced("mm")
 def mm(t: Tracer, self: Node, mat2: Node) -> Node:
     out = t.mm(self, mat2)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_second = _by_second(t, grad, self, mat2) if need[1] else None
-        return [_by_first(t, grad, self, mat2) if need[0] else None, by_second]
-
-    t.record(out, [self, mat2], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [self, mat2],
+        (1, lambda grad: _by_second(t, grad, self, mat2)),
+        (0, lambda grad: _by_first(t, grad, self, mat2)),
+    )
 
 
 @traced("addmm")
@@ -72,16 +69,13 @@ def addmm(t: Tracer, self: Node, mat1: Node, mat2: Node, *, beta: float = 1, alp
     else:
         kwargs = {name: value for name, value in (("beta", beta), ("alpha", alpha)) if value != 1}
         out = t.node("aten::addmm", (self, mat1, mat2), form((rows, columns), mat1.dtype), kwargs)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_first = scaled(t, _by_first(t, grad, mat1, mat2), alpha) if need[1] else None
-        by_second = scaled(t, _by_second(t, grad, mat1, mat2), alpha) if need[2] else None
-        return [scaled(t, grad, beta) if need[0] else None, by_first, by_second]
-
-    t.record(out, [self, mat1, mat2], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [self, mat1, mat2],
+        (1, lambda grad: scaled(t, _by_first(t, grad, mat1, mat2), alpha)),
+        (2, lambda grad: scaled(t, _by_second(t, grad, mat1, mat2), alpha)),
+        (0, lambda grad: scaled(t, grad, beta)),
+    )
 
 
 def _batched_gradients(
@@ -111,16 +105,13 @@ def baddbmm(t: Tracer, self: Node, batch1: Node, batch2: Node, *, beta: float = 
     shape = (*batch1.shape[:2], batch2.shape[2])
     kwargs = {name: value for name, value in (("beta", beta), ("alpha", alpha)) if value != 1}
     out = t.node("aten::baddbmm", (self, batch1, batch2), form(shape, batch1.dtype), kwargs)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_1 = scaled(t, t.bmm(grad, t.transpose(batch2, 1, 2)), alpha) if need[1] else None
-        by_2 = scaled(t, t.bmm(t.transpose(batch1, 1, 2), grad), alpha) if need[2] else None
-        return [scaled(t, grad, beta) if need[0] else None, by_1, by_2]
-
-    t.record(out, [self, batch1, batch2], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [self, batch1, batch2],
+        (1, lambda grad: scaled(t, t.bmm(grad, t.transpose(batch2, 1, 2)), alpha)),
+        (2, lambda grad: scaled(t, t.bmm(t.transpose(batch1, 1, 2), grad), alpha)),
+        (0, lambda grad: scaled(t, grad, beta)),
+    )
 
 
 @traced("mv")

@@ -131,9 +131,8 @@ def binary_cross_entropy(
         loss = t.mul(loss, weight)
     out = t.cast(_reduced(t, loss, reduction), self.dtype)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        grad, p, q = t.opmath(grads[0]), t.opmath(self), t.opmath(target)
+    def gradient(grad: Node) -> Node:
+        grad, p, q = t.opmath(grad), t.opmath(self), t.opmath(target)
         over = t.mul(grad, t.sub(p, q))
         under = t.pointwise("aten::clamp_min", t.mul(p, t.sub(1, p)), 1e-12)
         result = t.div(over, under)
@@ -141,10 +140,9 @@ def binary_cross_entropy(
             result = t.mul(result, weight)
         if reduction == MEAN:
             result = t.div(result, self.numel)
-        return [t.cast(result, self.dtype)]
+        return t.cast(result, self.dtype)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("binary_cross_entropy_with_logits")
@@ -166,9 +164,7 @@ def binary_cross_entropy_with_logits(
         loss = t.mul(loss, weight)
     out = _reduced(t, loss, reduction)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+    def gradient(grad: Node) -> Node:
         if pos_weight is None:
             result = t.mul(t.sub(t.call("sigmoid", self), target), grad)
         else:
@@ -179,10 +175,9 @@ def binary_cross_entropy_with_logits(
             result = t.mul(result, weight)
         if reduction == MEAN:
             result = t.pointwise("aten::div.Scalar", result, self.numel)
-        return [result]
+        return result
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("soft_margin_loss")
@@ -190,16 +185,14 @@ def soft_margin_loss(t: Tracer, self: Node, target: Node, reduction: int = MEAN)
     powers = t.call("exp", t.mul(t.call("neg", self), target))
     out = _reduced(t, t.call("log1p", powers), reduction)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        first = t.mul(target, grads[0])
+    def gradient(grad: Node) -> Node:
+        first = t.mul(target, grad)
         result = t.mul(first, t.sub(t.call("sigmoid", t.mul(target, self)), 1))
         if reduction == MEAN:
             result = t.div(result, self.numel)
-        return [result]
+        return result
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("kl_div")

@@ -168,13 +168,12 @@ def instance_norm(
 def _repeat(t: Tracer, self: Node, times: int) -> Node:
     out = t.new("aten::repeat", (self, (times,)), (times * self.numel,), self.dtype)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
+    def gradient(grad: Node) -> Node:
         """`repeat_backward`."""
-        assert grads[0] is not None
-        return [t.sum(t.view(grads[0], (times, self.numel)), (0,))]
+        assert grad is not None
+        return t.sum(t.view(grad, (times, self.numel)), (0,))
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("group_norm", calls="native_group_norm")

@@ -140,24 +140,12 @@ def max_pool3d_with_indices(
 def _as_row(t: Tracer, self: Node) -> Node:
     """[.., L] as [.., 1, L]."""
     out = t.unsqueeze(self, -2)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [t.squeeze_dim(grads[0], -2)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: t.squeeze_dim(grad, -2))
 
 
 def _of_row(t: Tracer, self: Node) -> Node:
     out, axis = t.squeeze_dim(self, -2), self.dim(-2)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [t.unsqueeze(grads[0], axis)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: t.unsqueeze(grad, axis))
 
 
 def _row(value: Any, other: int) -> tuple[int, ...]:
@@ -190,13 +178,11 @@ def _avg_pool(t: Tracer, self: Node, window: _Window, count_include_pad: bool, d
     target = f"aten::avg_pool{window.rank}d"
     out = t.new(target, (self, *args), shape, self.dtype, _like(self, shape))
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
+    def gradient(grad: Node) -> Node:
         strides = _like(self, self.shape)
-        return [t.new(f"{target}_backward", (grads[0], self, *args), self.shape, self.dtype, strides)]
+        return t.new(f"{target}_backward", (grad, self, *args), self.shape, self.dtype, strides)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 def _register_avg_pool(rank: int) -> None:
@@ -236,13 +222,11 @@ def _adaptive_avg(t: Tracer, self: Node, output_size: Sizes) -> Node:
     target = f"aten::_adaptive_avg_pool{rank}d"
     out = t.new(target, (self, tuple(sizes)), shape, self.dtype, _like(self, shape))
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
+    def gradient(grad: Node) -> Node:
         strides = _like(self, self.shape)
-        return [t.new(f"{target}_backward", (grads[0], self), self.shape, self.dtype, strides)]
+        return t.new(f"{target}_backward", (grad, self), self.shape, self.dtype, strides)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 def _in_channels_last(t: Tracer, self: Node) -> Node:
@@ -252,9 +236,7 @@ def _in_channels_last(t: Tracer, self: Node) -> Node:
     strides = (channels, 1, channels, channels)
     out = t.new("aten::as_strided", (self, self.shape, strides), self.shape, self.dtype, strides)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+    def gradient(grad: Node) -> Node:
         for dim in (3, 2, 1, 0):
             if grad.shape[dim] == 1:
                 grad = t.squeeze_dim(grad, dim)
@@ -265,22 +247,15 @@ def _in_channels_last(t: Tracer, self: Node) -> Node:
         args = (flat, written, grad.shape, kept, 0)
         flat = t.new("aten::as_strided_scatter", args, flat.shape, grad.dtype)
         back = (flat, self.shape, self.strides, 0)
-        return [t.new("aten::as_strided", back, self.shape, grad.dtype, self.strides)]
+        return t.new("aten::as_strided", back, self.shape, grad.dtype, self.strides)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 def _global_mean(t: Tracer, self: Node, dims: Sizes) -> Node:
     out = t.reduce("aten::mean.dim", self, dims, True)
     count = self.numel // max(out.numel, 1)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [t.pointwise("aten::div.Scalar", t.expand(grads[0], self.shape), count)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: t.pointwise("aten::div.Scalar", t.expand(grad, self.shape), count))
 
 
 @traced("adaptive_avg_pool2d _adaptive_avg_pool2d")

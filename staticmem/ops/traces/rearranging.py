@@ -16,9 +16,9 @@ from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
 from staticmem.ops.traces.indexing import selected
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.views import clone, derive, expand, flatten, unsqueeze, view
+from staticmem.ops.traces.views import clone, expand, flatten, unsqueeze, view
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
+from staticmem.tracing.tracer import Tracer
 
 
 @traced("pad")
@@ -36,13 +36,7 @@ def pad(t: Tracer, self: Node, pad: Sequence[int], mode: str = "constant", value
 def constant_pad(t: Tracer, self: Node, pad: Sequence[int], value: float = 0.0) -> Node:
     pads = tuple(pad)
     out = _constant(t, self, pads, value)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [_constant(t, grads[0], tuple([-p for p in pads]), 0.0)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: _constant(t, grad, tuple([-p for p in pads]), 0.0))
 
 
 def _constant(t: Tracer, self: Node, pads: tuple[int, ...], value: float) -> Node:
@@ -85,13 +79,7 @@ def reflection_pad(t: Tracer, self: Node, padding: Sequence[int]) -> Node:
         return t.sub(size - 1, inner)
 
     out = t.cast(_padded(t, t.opmath(self), padding, index), self.dtype)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [_reflected_back(t, grads[0], self, padding)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: _reflected_back(t, grad, self, padding))
 
 
 @traced("replication_pad1d replication_pad2d replication_pad3d")
@@ -103,13 +91,11 @@ def replication_pad(t: Tracer, self: Node, padding: Sequence[int]) -> Node:
     out = t.cast(_padded(t, t.opmath(self), padding, index), self.dtype)
     rank = len(padding) // 2
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
+    def gradient(grad: Node) -> Node:
         target = f"aten::replication_pad{rank}d_backward"
-        return [t.new(target, (grads[0], self, tuple(padding)), self.shape, self.dtype)]
+        return t.new(target, (grad, self, tuple(padding)), self.shape, self.dtype)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 def _reflected_back(t: Tracer, grad: Node, self: Node, padding: Sequence[int]) -> Node:
@@ -187,37 +173,19 @@ def _copied(t: Tracer, result: Node, like: Node) -> Node:
 @traced("pixel_shuffle")
 def pixel_shuffle(t: Tracer, self: Node, upscale_factor: int) -> Node:
     out = _shuffled(t, self, upscale_factor)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [_unshuffled(t, grads[0], upscale_factor)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: _unshuffled(t, grad, upscale_factor))
 
 
 @traced("pixel_unshuffle")
 def pixel_unshuffle(t: Tracer, self: Node, downscale_factor: int) -> Node:
     out = _unshuffled(t, self, downscale_factor)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [_shuffled(t, grads[0], downscale_factor)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: _shuffled(t, grad, downscale_factor))
 
 
 @traced("channel_shuffle native_channel_shuffle")
 def channel_shuffle(t: Tracer, self: Node, groups: int) -> Node:
     out = _swapped(t, self, groups)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [_swapped(t, grads[0], self.shape[1] // groups)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: _swapped(t, grad, self.shape[1] // groups))
 
 
 def _swapped(t: Tracer, self: Node, groups: int) -> Node:
@@ -247,7 +215,7 @@ def repeat(t: Tracer, self: Node, repeats: Sequence[int]) -> Node:
             apart.append(size)
         return t.sum(t.view(grad, apart), summed) if summed else grad
 
-    return derive(t, out, self, back)
+    return t.derive(out, self, back)
 
 
 @traced("repeat_interleave.self_int")
@@ -266,7 +234,7 @@ def repeat_interleave(
 @traced("flip")
 def flip(t: Tracer, self: Node, dims: Sequence[int]) -> Node:
     order = tuple([self.dim(d) for d in ((dims,) if isinstance(dims, int) else dims)])
-    return derive(t, _reversed(t, self, order), self, lambda grad: _reversed(t, grad, order))
+    return t.derive(_reversed(t, self, order), self, lambda grad: _reversed(t, grad, order))
 
 
 def _reversed(t: Tracer, x: Node, dims: tuple[int, ...]) -> Node:
@@ -290,7 +258,7 @@ def rot90(t: Tracer, self: Node, k: int = 1, dims: Sequence[int] = (0, 1)) -> No
             return _reversed(t, x, (first, second))
         return t.transpose(_reversed(t, x, (second if quarters % 4 == 1 else first,)), first, second)
 
-    return derive(t, turned(self, k), self, lambda grad: turned(grad, -k))
+    return t.derive(turned(self, k), self, lambda grad: turned(grad, -k))
 
 
 @traced("roll")
@@ -309,7 +277,7 @@ def roll(t: Tracer, self: Node, shifts: Sequence[int] | int, dims: Sequence[int]
             node = _rolled(t, node, shift if forward else -shift, node.dim(dim))
         return node
 
-    return derive(t, rolled(self, True), self, lambda grad: rolled(grad, False))
+    return t.derive(rolled(self, True), self, lambda grad: rolled(grad, False))
 
 
 def _rolled(t: Tracer, self: Node, shift: int, dim: int) -> Node:

@@ -64,13 +64,7 @@ def sum_(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtyp
     given = listed(dim)
     integer = self.dtype.kind in ("int", "bool")
     out = _result(t, "sum", self, given, keepdim, dtype or (dtypes.int64 if integer else self.dtype), "dim_IntList")
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [_spread(t, grads[0], self, given, keepdim)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: _spread(t, grad, self, given, keepdim))
 
 
 @traced("mean")
@@ -78,13 +72,9 @@ def mean(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dtyp
     given = listed(dim)
     out = _result(t, "mean", self, given, keepdim, dtype or self.dtype, "dim")
     count = numel([self.shape[d] for d in reduced_axes(self, given)])
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [t.pointwise("aten::div.Scalar", _spread(t, grads[0], self, given, keepdim), count)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(
+        out, self, lambda grad: t.pointwise("aten::div.Scalar", _spread(t, grad, self, given, keepdim), count)
+    )
 
 
 @traced("nansum")
@@ -93,14 +83,12 @@ def nansum(t: Tracer, self: Node, dim: Dims = None, keepdim: bool = False, *, dt
     numbers = t.where(t.pointwise("aten::isnan", self, dtype=dtypes.bool_), 0, self)
     out = _result(t, "sum", numbers, given, keepdim, dtype or self.dtype, "dim_IntList")
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
+    def gradient(grad: Node) -> Node:
         missing = t.pointwise("aten::isnan", self, dtype=dtypes.bool_)
         counted = t.pointwise("aten::logical_not", missing, dtype=dtypes.bool_)
-        return [t.mul(_spread(t, grads[0], self, given, keepdim), counted)]
+        return t.mul(_spread(t, grad, self, given, keepdim), counted)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("count_nonzero")
@@ -181,13 +169,7 @@ def var(t: Tracer, self: Node, *args: Any, unbiased: bool | None = None, correct
     dims, off, kept = _moments(args, unbiased, correction)
     keep = keepdim if kept is None else kept
     out = _var(t, self, dims, off, keep)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [_variance_gradient(t, grads[0], self, dims, off, keep)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: _variance_gradient(t, grad, self, dims, off, keep))
 
 
 @traced("std")
@@ -197,13 +179,11 @@ def std(t: Tracer, self: Node, *args: Any, unbiased: bool | None = None, correct
     keep = keepdim if kept is None else kept
     out = t.cast(t.call("sqrt", _var(t, t.opmath(self), dims, off, keep)), self.dtype)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        by_variance = _deviation_gradient(t, grads[0], out)
-        return [_variance_gradient(t, by_variance, self, dims, off, keep, late=True)]
+    def gradient(grad: Node) -> Node:
+        by_variance = _deviation_gradient(t, grad, out)
+        return _variance_gradient(t, by_variance, self, dims, off, keep, late=True)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 def _both(t: Tracer, self: Node, args: tuple[Any, ...], unbiased: Any, correction: Any, keepdim: bool, root: bool,
@@ -266,13 +246,7 @@ def linalg_vector_norm(
         )  # fmt: skip
         out = t.pointwise("aten::pow.Tensor_Scalar", total, 1 / ord)
     out = t.cast(out, dtype or self.dtype)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [_norm_gradient(t, grads[0], self, out, ord, dims, keepdim)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: _norm_gradient(t, grad, self, out, ord, dims, keepdim))
 
 
 def _norm_gradient(t: Tracer, grad: Node, self: Node, norm: Node, p: float, dims: tuple[int, ...], keep: bool) -> Node:
@@ -313,20 +287,17 @@ def prod(t: Tracer, self: Node, dim: int | None = None, keepdim: bool = False, *
         shape = reduced(self.shape, [self.dim(dim)], keepdim)
         out = t.node("aten::prod.dim_int", (self, dim, keepdim), form(shape, result_dtype), more)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+    def gradient(grad: Node) -> Node:
         if not self.ndim:
-            return [grad]
+            return grad
         if dim is None:
             flat = t.view(self, (self.numel,))
-            return [t.view(t.mul(grad, _product_of_others(t, flat, 0)), self.shape)]
+            return t.view(t.mul(grad, _product_of_others(t, flat, 0)), self.shape)
         if not keepdim:
             grad = t.unsqueeze(grad, dim)
-        return [t.mul(grad, _product_of_others(t, self, self.dim(dim)))]
+        return t.mul(grad, _product_of_others(t, self, self.dim(dim)))
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 def _product_of_others(t: Tracer, x: Node, dim: int) -> Node:

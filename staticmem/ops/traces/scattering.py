@@ -46,12 +46,7 @@ def scatter(t: Tracer, self: Node, dim: int, index: Node, src: Any) -> Node:
 
 
 def _added(t: Tracer, out: Node, self: Node, source: Node, by_source: Any) -> Node:
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [grads[0], by_source(grads[0]) if need[1] else None]
-
-    t.record(out, [self, source], gradient)
-    return out
+    return t.derive_each(out, [self, source], (0, lambda grad: grad), (1, lambda grad: by_source(grad)))
 
 
 @traced("scatter_add")
@@ -131,14 +126,7 @@ def index_copy(t: Tracer, self: Node, dim: int, index: Node, source: Node) -> No
 def index_fill(t: Tracer, self: Node, dim: int, index: Node, value: float) -> Node:
     indices = _indices(self, dim, index)
     out = _put(t, self, indices, _expanded_zero(t, self, dim, index, value))
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        return [_put(t, grad, indices, _expanded_zero(t, grad, dim, index, 0))]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: _put(t, grad, indices, _expanded_zero(t, grad, dim, index, 0)))
 
 
 @traced("index_put")

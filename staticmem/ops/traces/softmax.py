@@ -8,7 +8,6 @@ torch/_inductor/decomposition.py (`_softmax_backward_data`), tools/autograd/Func
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from staticmem.ir import dtypes
@@ -17,7 +16,7 @@ from staticmem.ops.traces.casts import to_copy
 from staticmem.ops.traces.reduction import Dims, listed, restored, reversed_
 from staticmem.ops.traces.registry import traced
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
+from staticmem.tracing.tracer import Tracer, form, reduced
 
 
 def _input(t: Tracer, self: Node, dtype: DType | None) -> Node:
@@ -46,13 +45,7 @@ def softmax_forward(t: Tracer, self: Node, dim: int, half_to_float: bool = False
 @traced("_softmax")
 def softmax_(t: Tracer, self: Node, dim: int, half_to_float: bool) -> Node:
     out = softmax_forward(t, self, dim, half_to_float)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [softmax_gradient(t, grads[0], out, dim, self.dtype)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: softmax_gradient(t, grad, out, dim, self.dtype))
 
 
 def softmax_gradient(t: Tracer, grad: Node, out: Node, dim: int, dtype: DType) -> Node:
@@ -79,16 +72,14 @@ def log_softmax_(t: Tracer, self: Node, dim: int, half_to_float: bool) -> Node:
     if not half_to_float:
         out = t.cast(out, self.dtype)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        grad = t.opmath(grads[0])
+    def gradient(grad: Node) -> Node:
+        grad = t.opmath(grad)
         product = t.pointwise(
             "aten::mul.Tensor", t.pointwise("aten::exp", t.opmath(out)), t.sum(grad, (dim,), True)
         )  # fmt: skip
-        return [t.cast(t.pointwise("aten::sub.Tensor", grad, product), self.dtype)]
+        return t.cast(t.pointwise("aten::sub.Tensor", grad, product), self.dtype)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("logsumexp special_logsumexp")
@@ -103,14 +94,12 @@ def logsumexp(t: Tracer, self: Node, dim: Dims, keepdim: bool = False) -> Node:
     powers = t.call("exp", t.sub(x, largest))
     out = t.cast(t.add(t.call("log", t.sum(powers, dims, keepdim)), back), self.dtype)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        grad = restored(t, grads[0], self, dims, keepdim)
+    def gradient(grad: Node) -> Node:
+        grad = restored(t, grad, self, dims, keepdim)
         result = restored(t, out, self, dims, keepdim)
-        return [t.mul(grad, t.call("exp", t.sub(self, result)))]
+        return t.mul(grad, t.call("exp", t.sub(self, result)))
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("cumsum")
@@ -125,15 +114,12 @@ def cumsum(t: Tracer, self: Node, dim: int, *, dtype: Any = None) -> Node:
 
     out = summed(self, result_dtype)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+    def gradient(grad: Node) -> Node:
         if grad.shape[self.dim(dim)] == 1 if self.ndim else True:
-            return [grad]
-        return [reversed_(t, summed(reversed_(t, grad, dim), grad.dtype), dim)]
+            return grad
+        return reversed_(t, summed(reversed_(t, grad, dim), grad.dtype), dim)
 
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, gradient)
 
 
 @traced("cumprod")
@@ -141,13 +127,7 @@ def cumprod(t: Tracer, self: Node, dim: int, *, dtype: Any = None) -> Node:
     result_dtype = dtype or (dtypes.int64 if self.dtype.kind in ("int", "bool") else self.dtype)
     more = {} if result_dtype is self.dtype else {"dtype": result_dtype}
     out = t.node("aten::cumprod", (self, dim), form(self.shape, result_dtype), more)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [grads[0] if not self.ndim else _gradient_of_running(t, grads[0], self, out, dim)]
-
-    t.record(out, [self], gradient)
-    return out
+    return t.derive(out, self, lambda grad: grad if not self.ndim else _gradient_of_running(t, grad, self, out, dim))
 
 
 def _gradient_of_running(t: Tracer, grad: Node, x: Node, out: Node, dim: int) -> Node:

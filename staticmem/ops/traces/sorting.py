@@ -125,14 +125,9 @@ def _larger(name: str, names: str, hides_other: str, hides_self: str) -> None:
             shared = chosen(t, t.compare("eq", self, other), half, grad)
             return _zeroed(t, t.compare(hides, self, other), shared)
 
-        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-            assert grads[0] is not None
-            by_other = share(grads[0], hides_other) if need[1] else None
-            by_self = share(grads[0], hides_self) if need[0] else None
-            return [by_self, by_other]
-
-        t.record(out, [self, other], gradient)
-        return out
+        return t.derive_each(
+            out, [self, other], (1, lambda grad: share(grad, hides_other)), (0, lambda grad: share(grad, hides_self))
+        )
 
     traced(names)(function)
 
@@ -184,9 +179,7 @@ def _extreme(name: str) -> None:
         shape = reduced(self.shape, reduced_axes(self, dims), keepdim)
         out = t.node(f"aten::{name}", (self, dims, keepdim), form(shape, self.dtype))
 
-        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-            grad = grads[0]
-            assert grad is not None
+        def gradient(grad: Node) -> Node:
             result = out
             if not keepdim:
                 kept = reduced(self.shape, reduced_axes(self, dims), True) if dims else ()
@@ -194,10 +187,9 @@ def _extreme(name: str) -> None:
             mask = t.compare("eq", result, self)
             grad = grad if keepdim else t.view(grad, result.shape)
             count = t.reduce("aten::sum.dim_IntList", mask, dims, True, dtypes.int64)
-            return [t.mul(t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype), mask)]
+            return t.mul(t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype), mask)
 
-        t.record(out, [self], gradient)
-        return out
+        return t.derive(out, self, gradient)
 
     traced(name)(over_dims)
 
@@ -209,19 +201,16 @@ def _extreme(name: str) -> None:
             return trace_of(f"aten::{name[1:]}.{overload}")(t, self, *args, **kwargs)
         out = t.node(f"aten::{name[1:]}", (self,), form((), self.dtype))
 
-        def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-            grad = grads[0]
-            assert grad is not None
+        def gradient(grad: Node) -> Node:
             missing = t.pointwise("aten::isnan", self, dtype=dtypes.bool_)
             none = t.pointwise("aten::isnan", out, dtype=dtypes.bool_)
             both = t.pointwise("aten::logical_and", missing, none, dtype=dtypes.bool_)
             equal = t.compare("eq", self, out)
             mask = t.pointwise("aten::logical_or", equal, both, dtype=dtypes.bool_)
             count = t.node("aten::sum", (mask,), form((), dtypes.int64))
-            return [t.mul(mask, t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype))]
+            return t.mul(mask, t.pointwise("aten::div.Tensor", grad, count, dtype=grad.dtype))
 
-        t.record(out, [self], gradient)
-        return out
+        return t.derive(out, self, gradient)
 
     traced(name[1:])(of_all)
 

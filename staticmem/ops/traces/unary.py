@@ -6,23 +6,13 @@ Sources: tools/autograd/derivatives.yaml; torch/_decomp and torch/_refs for thos
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 
 from staticmem.ir import dtypes
 from staticmem.ops.pointwise import Unary
 from staticmem.ops.traces.registry import trace_of, traced
 from staticmem.ops.unary import PLAIN
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
-
-
-def with_gradient(t: Tracer, out: Node, self: Node, formula: Callable[[Node], Node]) -> Node:
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        assert grads[0] is not None
-        return [formula(grads[0])]
-
-    t.record(out, [self], gradient)
-    return out
+from staticmem.tracing.tracer import Tracer
 
 
 def _trace(row: Unary) -> None:
@@ -30,7 +20,7 @@ def _trace(row: Unary) -> None:
         if row.name in ("floor", "ceil", "round", "trunc") and not self.dtype.is_floating_point:
             return t.clone(self)
         out = t.pointwise(f"aten::{row.name}", self, dtype=row.result(self.dtype))
-        return with_gradient(t, out, self, lambda g: row.gradient(t, g, self, out))
+        return t.derive(out, self, lambda g: row.gradient(t, g, self, out))
 
     traced(" ".join(name for name in (row.name, *row.also.split()) if not name.endswith("_")))(function)
 
@@ -46,7 +36,7 @@ def neg(t: Tracer, self: Node) -> Node:
 
 def _turned(t: Tracer, self: Node, by: float) -> Node:
     out = t.cast(t.mul(t.opmath(self), by), self.dtype)
-    return with_gradient(t, out, self, lambda g: t.scale(g, by))
+    return t.derive(out, self, lambda g: t.scale(g, by))
 
 
 @traced("deg2rad")
@@ -62,7 +52,7 @@ def rad2deg(t: Tracer, self: Node) -> Node:
 @traced("frac")
 def frac(t: Tracer, self: Node) -> Node:
     x = t.opmath(self)
-    return with_gradient(t, t.cast(t.sub(x, t.call("trunc", x)), self.dtype), self, lambda g: g)
+    return t.derive(t.cast(t.sub(x, t.call("trunc", x)), self.dtype), self, lambda g: g)
 
 
 @traced("positive")
@@ -124,7 +114,7 @@ def nan_to_num(
     out = t.where(isnan(t, self), 0.0 if nan is None else nan, self)
     out = t.where(t.compare("eq", self, -math.inf), -largest if neginf is None else neginf, out)
     out = t.where(t.compare("eq", self, math.inf), largest if posinf is None else posinf, out)
-    return with_gradient(t, out, self, lambda g: t.mul(g, isfinite(t, self)))
+    return t.derive(out, self, lambda g: t.mul(g, isfinite(t, self)))
 
 
 @traced("sinc special_sinc")
@@ -140,7 +130,7 @@ def sinc(t: Tracer, self: Node) -> Node:
 
     scaled = t.mul(self, math.pi)
     at_zero = t.compare("eq", scaled, 0)
-    return with_gradient(t, t.where(at_zero, 1, t.div(t.call("sin", scaled), scaled)), self, backward)
+    return t.derive(t.where(at_zero, 1, t.div(t.call("sin", scaled), scaled)), self, backward)
 
 
 @traced("logit special_logit")
@@ -161,7 +151,7 @@ def logit(t: Tracer, self: Node, eps: float | None = None) -> Node:
         result = t.div(g, t.mul(y, t.sub(1, y)))
         return t.cast(t.where(inside, result, math.nan if eps is None else 0.0), self.dtype)
 
-    return with_gradient(t, out, self, backward)
+    return t.derive(out, self, backward)
 
 
 @traced("square")

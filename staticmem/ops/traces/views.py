@@ -7,7 +7,7 @@ zeros (`slice_backward`, `select_backward` of torch/_decomp/decompositions.py, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from staticmem.eager import strides as layout
 from staticmem.ops.traces.registry import traced
@@ -17,21 +17,9 @@ from staticmem.tracing.tracer import Gradients, Tracer
 _END = (1 << 63) - 1  # how ATen writes the end of a slice that has none
 
 
-def derive(t: Tracer, out: Node, self: Node, back: Callable[[Node], Node]) -> Node:
-    """Records a call of one tensor; `back` makes its gradient from that of the result."""
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        return [back(grad)]
-
-    t.record(out, [self], gradient)
-    return out
-
-
 @traced("view reshape _unsafe_view _reshape_alias")
 def view(t: Tracer, self: Node, shape: Sequence[int], strides: Sequence[int] = ()) -> Node:
-    return derive(t, t.view(self, shape), self, lambda grad: t.view(grad, self.shape))
+    return t.derive(t.view(self, shape), self, lambda grad: t.view(grad, self.shape))
 
 
 @traced("view_as reshape_as")
@@ -74,12 +62,12 @@ def permute(t: Tracer, self: Node, dims: Sequence[int]) -> Node:
     if sorted(order) != list(range(self.ndim)):
         raise ValueError(f"the dimensions {list(dims)} of a tensor with {self.ndim}")
     back = sorted(range(self.ndim), key=order.__getitem__)
-    return derive(t, t.permute(self, dims), self, lambda grad: t.permute(grad, back))
+    return t.derive(t.permute(self, dims), self, lambda grad: t.permute(grad, back))
 
 
 @traced("transpose swapaxes swapdims")
 def transpose(t: Tracer, self: Node, dim0: int, dim1: int) -> Node:
-    return derive(t, t.transpose(self, dim0, dim1), self, lambda grad: t.transpose(grad, dim0, dim1))
+    return t.derive(t.transpose(self, dim0, dim1), self, lambda grad: t.transpose(grad, dim0, dim1))
 
 
 @traced("t")
@@ -110,7 +98,7 @@ def movedim(t: Tracer, self: Node, source: Sequence[int] | int, destination: Seq
 def unsqueeze(t: Tracer, self: Node, dim: int) -> Node:
     if not -self.ndim - 1 <= dim <= self.ndim:
         raise ValueError(f"a new dimension {dim} of a tensor with {self.ndim}")
-    return derive(t, t.unsqueeze(self, dim), self, lambda grad: t.squeeze(grad, dim))
+    return t.derive(t.unsqueeze(self, dim), self, lambda grad: t.squeeze(grad, dim))
 
 
 @traced("squeeze")
@@ -123,12 +111,12 @@ def squeeze(t: Tracer, self: Node, dim: Sequence[int] | int | None = None) -> No
             grad = t.unsqueeze(grad, d)
         return grad
 
-    return derive(t, t.squeeze(self, dim), self, back)
+    return t.derive(t.squeeze(self, dim), self, back)
 
 
 @traced("expand broadcast_to")
 def expand(t: Tracer, self: Node, size: Sequence[int], *, implicit: bool = False) -> Node:
-    return derive(t, t.expand(self, size), self, lambda grad: t.sum_to(grad, self.shape))
+    return t.derive(t.expand(self, size), self, lambda grad: t.sum_to(grad, self.shape))
 
 
 @traced("expand_as")
@@ -150,7 +138,7 @@ def slice_(
         zeros = t.full(self.shape, 0, grad.dtype)
         return t.new("aten::slice_scatter", (zeros, grad, dim, first, last, step), self.shape, grad.dtype)
 
-    return derive(t, t.slice(self, dim, first, last, step), self, back)
+    return t.derive(t.slice(self, dim, first, last, step), self, back)
 
 
 @traced("narrow")
@@ -169,7 +157,7 @@ def select(t: Tracer, self: Node, dim: int, index: int) -> Node:
         zeros = t.full(self.shape, 0, grad.dtype)
         return t.new("aten::select_scatter", (zeros, grad, dim, index), self.shape, grad.dtype)
 
-    return derive(t, t.select(self, dim, index), self, back)
+    return t.derive(t.select(self, dim, index), self, back)
 
 
 @traced("detach lift_fresh")
@@ -180,7 +168,7 @@ def detach(t: Tracer, self: Node) -> Node:
 
 @traced("alias")
 def alias(t: Tracer, self: Node) -> Node:
-    return derive(t, t.alias(self), self, lambda grad: grad)
+    return t.derive(t.alias(self), self, lambda grad: grad)
 
 
 @traced("as_strided")
