@@ -22,7 +22,7 @@ FILES_OF_STRATEGIES = 4  # that name a strategy of several GPUs
 SKIPS_OF_FORMAT = 251  # aim: 40
 NESTED_CONDITIONALS = 15  # conditional expressions within one another; aim: 0
 PLACES_OF_COMBINATIONS = 1  # files that refuse options for others that are given
-LINES = 98_605  # of the package; aim: 88,000
+LINES = 98_600  # of the package; aim: 88,000
 WALK = {"files": 186, "functions": 1_777, "switches": 310}  # of one request; aim: 150, 1,500, 200
 
 

@@ -492,6 +492,9 @@ class Eager:
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
         return self.pointwise("aten.mul.Tensor", a, b)
 
+    def sub(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.pointwise("aten.sub.Tensor", a, b)
+
     def div(self, a: Tensor, b: Tensor) -> Tensor:
         return self.pointwise("aten.div.Tensor", a, b)
 

@@ -16,8 +16,62 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.onnx import Context, translation
-from staticmem.ops.pointwise import Scalar, clone_for_backward, grad_of, inplace, same, scalar_dtype, scale_grad, times
+from staticmem.ops.pointwise import (
+    Scalar,
+    clone_for_backward,
+    grad_of,
+    inplace,
+    same,
+    scalar_dtype,
+    scale_grad,
+    times,
+    written_once,
+)
 from staticmem.ops.registry import rule
+
+# -- gradients for eager code and traces ------------------------------------------------------------------------------
+
+
+def by_factor(c: Any, g: Any, other: Any, value: float) -> Any:
+    """Of a factor of `addcmul`."""
+    return c.mul(g, c.scale(other, value))
+
+
+def by_divisor(c: Any, g: Any, numerator: Any, divisor: Any, value: float) -> Any:
+    """Of the divisor of `addcdiv`."""
+    square = c.mul(divisor, divisor)
+    ratio = c.div(c.scale(numerator, value), square)
+    return c.mul(c.call("neg", g), ratio)
+
+
+def by_start(c: Any, g: Any, weight: Any) -> Any:
+    """Of what `lerp` begins with."""
+    return c.mul(g, c.one_minus(weight))
+
+
+def by_weight(c: Any, g: Any, start: Any, end: Any) -> Any:
+    """Of the weight of `lerp`."""
+    return c.mul(g, c.sub(end, start))
+
+
+def by_base(c: Any, g: Any, base: Any, exponent: float) -> Any:
+    """`pow_backward`: grad * (exponent * self ** (exponent - 1)), where the exponent is a float: so x ** 1.0 stays."""
+    if exponent == 0:
+        return c.zeros_like(base)
+    return c.mul(g, c.call("mul.Scalar", c.power(base, float(exponent) - 1), float(exponent)))
+
+
+def product_over(c: Any, g: Any, factor: Any, divisor: Any) -> Any:
+    """Of a side of `hypot`, and of the logarithm of `xlogy`."""
+    return c.div(c.mul(g, factor), divisor)
+
+
+def softmax_share(c: Any, g: Any, mine: Any, theirs: Any) -> Any:
+    """Of an operand of `logaddexp`."""
+    return c.div(g, c.plus(c.call("exp", c.sub(theirs, mine)), 1))
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
 
 
 @rule("addcmul", autocast="promote")
@@ -29,15 +83,9 @@ def addcmul(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Sca
 
 
 def record_addcmul(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2: Tensor) -> None:
-    def by(other: Tensor) -> Any:
-        def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-            scaled = e.pointwise("aten.mul.Tensor", other)
-            return e.pointwise("aten.mul.Tensor", grad_of(grads), scaled)
-
-        return formula
-
     saves = [tensor1 if e.needs_grad(tensor2) else None, tensor2 if e.needs_grad(tensor1) else None]
-    formulas = [Formula((0,), same), Formula((1,), by(tensor2)), Formula((2,), by(tensor1))]
+    factors = written_once(by_factor, tensor2, 1), written_once(by_factor, tensor1, 1)
+    formulas = [Formula((0,), same), Formula((1,), factors[0]), Formula((2,), factors[1])]
     e.record("AddcmulBackward0", out, [self, tensor1, tensor2], formulas, saves)
 
 
@@ -54,13 +102,7 @@ def record_addcdiv(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2
         inverse = e.pointwise("aten.reciprocal.default", tensor2)  # value / tensor2, scaled in place
         return e.pointwise("aten.mul.Tensor", grad_of(grads), inverse)
 
-    def by_denominator(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        square = e.pointwise("aten.mul.Tensor", tensor2, tensor2)
-        scaled = e.pointwise("aten.mul.Tensor", tensor1)
-        ratio = e.pointwise("aten.div.Tensor", scaled, square)
-        negative = e.pointwise("aten.neg.default", grad_of(grads))
-        return e.pointwise("aten.mul.Tensor", negative, ratio)
-
+    by_denominator = written_once(by_divisor, tensor1, tensor2, 1)
     formulas = [Formula((0,), same), Formula((1,), by_numerator), Formula((2,), by_denominator)]
     saves = [tensor1 if e.needs_grad(tensor2) else None, tensor2]
     e.record("AddcdivBackward0", out, [self, tensor1, tensor2], formulas, saves)
@@ -83,17 +125,10 @@ def record_lerp(e: Eager, out: Tensor, self: Tensor, original: Tensor, end: Tens
         e.record("LerpBackward0", out, [self, end], [Formula((1,), scale_grad), Formula((0,), scale_grad)])
         return
 
-    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        rest = e.pointwise("aten.rsub.Scalar", weight)
-        return e.pointwise("aten.mul.Tensor", grad_of(grads), rest)
-
-    def by_weight(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        difference = e.pointwise("aten.sub.Tensor", end, original)
-        return e.pointwise("aten.mul.Tensor", grad_of(grads), difference)
-
     wants = e.needs_grad(weight)
     saves = [end if wants else None, original if wants else None, weight]
-    formulas = [Formula((1,), times(weight)), Formula((0,), by_self), Formula((2,), by_weight)]
+    by_ends = Formula((1,), times(weight)), Formula((0,), written_once(by_start, weight))
+    formulas = [*by_ends, Formula((2,), written_once(by_weight, original, end))]
     e.record("LerpBackward1", out, [self, end, weight], formulas, saves)
 
 
@@ -116,25 +151,12 @@ def record_pow(e: Eager, out: Tensor, self: Tensor, saved: Tensor, exponent: Ten
     if isinstance(exponent, Tensor):
         _record_pow_tensor(e, out, self, saved, exponent)
         return
-
-    def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        if exponent == 0:
-            return e.empty_like(saved, kernel="aten.zeros_like.default")
-        power = e.pointwise("aten.pow.Tensor_Scalar", saved)
-        scaled = e.pointwise("aten.mul.Scalar", power)
-        return e.pointwise("aten.mul.Tensor", grad_of(grads), scaled)
-
-    e.record("PowBackward0", out, [self], [Formula((0,), by_self)], [saved])
+    e.record("PowBackward0", out, [self], [Formula((0,), written_once(by_base, saved, exponent))], [saved])
 
 
 def _pow_scalar(e: Eager, exponent: Tensor) -> Tensor:
     out = e.pointwise("aten.pow.Scalar", exponent)
-
-    def by_exponent(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        scaled = e.pointwise("aten.mul.Tensor", out)
-        return e.pointwise("aten.mul.Tensor", grad_of(grads), scaled)
-
-    e.record("PowBackward2", out, [exponent], [Formula((0,), by_exponent)], [exponent, out])
+    e.record("PowBackward2", out, [exponent], [Formula((0,), written_once(by_factor, out, 1))], [exponent, out])
     return out
 
 
@@ -247,15 +269,7 @@ def _floating(*operands: Tensor) -> Any:
 def hypot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves the result, and each operand that needs a gradient: a product and a quotient."""
     out = e.pointwise("aten.hypot.default", self, other)
-
-    def by(side: Tensor) -> Any:
-        def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-            ratio = e.pointwise("aten.mul.Tensor", grad_of(grads), side)
-            return e.pointwise("aten.div.Tensor", ratio, out)
-
-        return gradient
-
-    formulas = [Formula((1,), by(other)), Formula((0,), by(self))]
+    formulas = [Formula((k,), written_once(product_over, side, out)) for k, side in ((1, other), (0, self))]
     saves = [other if e.needs_grad(other) else None, self if e.needs_grad(self) else None, out]
     e.record("HypotBackward0", out, [self, other], formulas, saves)
     return out
@@ -266,10 +280,6 @@ def xlogy(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both; the gradient of `self` takes a logarithm, three masks and a choice, that of `other` a quotient."""
     out = e.pointwise("aten.xlogy.Tensor", self, other, dtype=_floating(self, other))
 
-    def by_other(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        scaled = e.pointwise("aten.mul.Tensor", grad_of(grads), self)
-        return e.pointwise("aten.div.Tensor", scaled, other)
-
     def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         grad = grad_of(grads)
         product = e.pointwise("aten.xlogy.Tensor", grad, other)
@@ -278,7 +288,7 @@ def xlogy(e: Eager, self: Tensor, other: Tensor) -> Tensor:
         e.pointwise("aten.bitwise_and.Tensor", zero, negative, dtype=dtypes.bool_)
         return e.pointwise("aten.masked_fill.Scalar", product)
 
-    formulas = [Formula((1,), by_other), Formula((0,), by_self)]
+    formulas = [Formula((1,), written_once(product_over, self, other)), Formula((0,), by_self)]
     e.record("XlogyBackward0", out, [self, other], formulas, [other, self])
     return out
 
@@ -307,14 +317,9 @@ def copysign(e: Eager, self: Tensor, other: Tensor | float) -> Tensor:
 def logaddexp(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both operands; each gradient takes a difference, its exponential, one more and a quotient."""
     out = e.pointwise("aten.logaddexp.default", self, other)
-
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        difference = e.pointwise("aten.sub.Tensor", other, self)
-        exponential = e.pointwise("aten.exp.default", difference)
-        one_more = e.pointwise("aten.add.Tensor", exponential)
-        return e.pointwise("aten.div.Tensor", grad_of(grads), one_more)
-
-    e.record("LogaddexpBackward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    shares = ((1, other, self), (0, self, other))
+    formulas = [Formula((k,), written_once(softmax_share, mine, theirs)) for k, mine, theirs in shares]
+    e.record("LogaddexpBackward0", out, [self, other], formulas, [self, other])
     return out
 
 

@@ -114,6 +114,11 @@ def zeros(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
 Gradient = Callable[[Any, Any, Any, Any], Any]
 
 
+def written_once(gradient: Callable[..., Any], *operands: Any) -> Any:
+    """A formula of `Eager` from one that traces share, of (calls, incoming gradient, operands)."""
+    return lambda e, grads, need: gradient(e, grad_of(grads), *operands)
+
+
 class Unary(NamedTuple):
     """A row of the table."""
 
@@ -172,7 +177,7 @@ def define_unary(row: Unary, kinds: tuple[Kind, ...] = ()) -> None:
     saved_in_place = row.inplace_saves or saves
 
     def formula(self: Tensor, result: Tensor) -> Formula:
-        return Formula((0,), lambda e, grads, need: row.gradient(e, grad_of(grads), self, result))
+        return Formula((0,), written_once(row.gradient, self, result))
 
     def out_of_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         out = e.pointwise(f"aten.{row.name}.default", self, dtype=row.result(self.dtype))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.ir import dtypes
+from staticmem.ops.binary import by_base, by_divisor, by_factor, by_start, by_weight, product_over, softmax_share
 from staticmem.ops.traces.comparison import boolean, chosen
 from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.unary import isnan
@@ -19,18 +20,10 @@ from staticmem.tracing.tracer import Gradients, Tracer
 
 @traced("pow.Tensor_Scalar pow pow_.Scalar")
 def pow_(t: Tracer, self: Any, exponent: Any) -> Node:
-    """`pow_backward`: grad * (exponent * self ** (exponent - 1)), where the exponent is a float: so x ** 1.0 stays."""
     if type(exponent) is Node:
         return pow_tensor(t, self, exponent) if type(self) is Node else pow_of_number(t, self, exponent)
     out = t.pointwise("aten::pow.Tensor_Scalar", self, exponent)
-
-    def gradient(grad: Node) -> Node:
-        if exponent == 0:
-            return t.zeros_like(self)
-        power = t.pointwise("aten::pow.Tensor_Scalar", self, float(exponent) - 1)
-        return t.mul(grad, t.pointwise("aten::mul.Scalar", power, float(exponent)))
-
-    return t.derive(out, self, gradient)
+    return t.derive(out, self, lambda grad: by_base(t, grad, self, exponent))
 
 
 @traced("pow.Tensor_Tensor")
@@ -59,42 +52,33 @@ def pow_tensor(t: Tracer, self: Node, exponent: Node) -> Node:
 @traced("pow.Scalar")
 def pow_of_number(t: Tracer, self: float, exponent: Node) -> Node:
     out = t.pointwise("aten::pow.Scalar", self, exponent)
-    return t.derive(out, exponent, lambda grad: t.mul(grad, t.pointwise("aten::mul.Scalar", out, math.log(self))))
+    return t.derive(out, exponent, lambda grad: by_factor(t, grad, out, math.log(self)))
 
 
 @traced("addcmul")
 def addcmul(t: Tracer, self: Node, tensor1: Node, tensor2: Node, *, value: float = 1) -> Node:
     more: dict[str, Any] = {} if value == 1 else {"value": value}
     out = t.pointwise("aten::addcmul", self, tensor1, tensor2, **more)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        def by(other: Node) -> Node:
-            return t.mul(grads[0], t.pointwise("aten::mul.Scalar", other, value))
-
-        return [grads[0], by(tensor2) if need[1] else None, by(tensor1) if need[2] else None]
-
-    t.record(out, [self, tensor1, tensor2], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [self, tensor1, tensor2],
+        (0, lambda grad: grad),
+        (1, lambda grad: by_factor(t, grad, tensor2, value)),
+        (2, lambda grad: by_factor(t, grad, tensor1, value)),
+    )
 
 
 @traced("addcdiv")
 def addcdiv(t: Tracer, self: Node, tensor1: Node, tensor2: Node, *, value: float = 1) -> Node:
     more: dict[str, Any] = {} if value == 1 else {"value": value}
     out = t.pointwise("aten::addcdiv", self, tensor1, tensor2, **more)
-
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad, by_1, by_2 = grads[0], None, None
-        assert grad is not None
-        if need[1]:
-            by_1 = t.mul(grad, t.div(t.full(tensor2.shape, value, tensor2.dtype), tensor2))
-        if need[2]:
-            square = t.mul(tensor2, tensor2)
-            quotient = t.div(t.pointwise("aten::mul.Scalar", tensor1, value), square)
-            by_2 = t.mul(t.pointwise("aten::neg", grad), quotient)
-        return [grad, by_1, by_2]
-
-    t.record(out, [self, tensor1, tensor2], gradient)
-    return out
+    return t.derive_each(
+        out,
+        [self, tensor1, tensor2],
+        (0, lambda grad: grad),
+        (1, lambda grad: t.mul(grad, t.div(t.full(tensor2.shape, value, tensor2.dtype), tensor2))),
+        (2, lambda grad: by_divisor(t, grad, tensor1, tensor2, value)),
+    )
 
 
 @traced("lerp.Scalar")
@@ -107,8 +91,8 @@ def lerp_by_number(t: Tracer, self: Node, end: Node, weight: float) -> Node:
     return t.derive_each(
         out,
         [self, end],
-        (1, lambda grad: t.pointwise("aten::mul.Scalar", grad, weight)),
-        (0, lambda grad: t.pointwise("aten::mul.Scalar", grad, 1 - weight)),
+        (1, lambda grad: t.scale(grad, weight)),
+        (0, lambda grad: t.scale(grad, 1 - weight)),
     )
 
 
@@ -124,13 +108,11 @@ def logaddexp(t: Tracer, self: Node, other: Node) -> Node:
     same = boolean(t, "aten::logical_and", unknown, t.compare("eq", self, other))
     summed = t.add(large, t.call("log1p", t.call("exp", t.sub(small, large))))
     out = chosen(t, same, self, summed)
-
-    def share(grad: Node, mine: Node, theirs: Node) -> Node:
-        rest = t.pointwise("aten::add.Scalar", t.call("exp", t.sub(theirs, mine)), 1)
-        return t.div(grad, rest)
-
     return t.derive_each(
-        out, [self, other], (1, lambda grad: share(grad, other, self)), (0, lambda grad: share(grad, self, other))
+        out,
+        [self, other],
+        (1, lambda grad: softmax_share(t, grad, other, self)),
+        (0, lambda grad: softmax_share(t, grad, self, other)),
     )
 
 
@@ -147,8 +129,8 @@ def lerp(t: Tracer, self: Node, end: Node, weight: Node) -> Node:
         out,
         [self, end, weight],
         (1, lambda grad: t.mul(grad, weight)),
-        (0, lambda grad: t.mul(grad, t.sub(t.full_like(weight, 1), weight))),
-        (2, lambda grad: t.mul(grad, t.sub(end, self))),
+        (0, lambda grad: by_start(t, grad, weight)),
+        (2, lambda grad: by_weight(t, grad, self, end)),
     )
 
 
@@ -178,8 +160,8 @@ def hypot(t: Tracer, self: Node, other: Node) -> Node:
     return t.derive_each(
         out,
         [self, other],
-        (1, lambda grad: t.div(t.mul(grad, other), out)),
-        (0, lambda grad: t.div(t.mul(grad, self), out)),
+        (1, lambda grad: product_over(t, grad, other, out)),
+        (0, lambda grad: product_over(t, grad, self, out)),
     )
 
 
@@ -198,7 +180,7 @@ def xlogy(t: Tracer, self: Node, other: Node) -> Node:
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad = grads[0]
         assert grad is not None
-        by_other = t.div(t.mul(grad, self), other) if need[1] else None
+        by_other = product_over(t, grad, self, other) if need[1] else None
         by_self = None
         if need[0]:
             value = xlogy_value(t, grad, other)
