@@ -71,6 +71,11 @@ def softmax_share(c: Any, g: Any, mine: Any, theirs: Any) -> Any:
     return c.div(g, c.plus(c.call("exp", c.sub(theirs, mine)), 1))
 
 
+def power_share(c: Any, g: Any, mine: Any, theirs: Any) -> Any:
+    """Of an operand of `logaddexp2`."""
+    return c.div(g, c.plus(c.call("pow.Scalar", 2, c.sub(theirs, mine)), 1))
+
+
 # -- rules -------------------------------------------------------------------------------------------------------------
 
 
@@ -327,14 +332,9 @@ def logaddexp(e: Eager, self: Tensor, other: Tensor) -> Tensor:
 def logaddexp2(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both operands; each gradient takes a difference, its power of two, one more and a quotient."""
     out = e.pointwise("aten.logaddexp2.default", self, other)
-
-    def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        difference = e.pointwise("aten.sub.Tensor", other, self)
-        power = e.pointwise("aten.pow.Scalar", difference)
-        one_more = e.pointwise("aten.add.Tensor", power)
-        return e.pointwise("aten.div.Tensor", grad_of(grads), one_more)
-
-    e.record("Logaddexp2Backward0", out, [self, other], [Formula((1,), formula), Formula((0,), formula)], [self, other])
+    shares = ((1, other, self), (0, self, other))
+    formulas = [Formula((k,), written_once(power_share, mine, theirs)) for k, mine, theirs in shares]
+    e.record("Logaddexp2Backward0", out, [self, other], formulas, [self, other])
     return out
 
 

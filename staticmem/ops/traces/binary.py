@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.ir import dtypes
-from staticmem.ops.binary import by_base, by_divisor, by_factor, by_start, by_weight, product_over, softmax_share
+from staticmem.ops.binary import (
+    by_base,
+    by_divisor,
+    by_factor,
+    by_start,
+    by_weight,
+    power_share,
+    product_over,
+    softmax_share,
+)
 from staticmem.ops.traces.comparison import boolean, chosen
 from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.unary import isnan
@@ -113,6 +122,22 @@ def logaddexp(t: Tracer, self: Node, other: Node) -> Node:
         [self, other],
         (1, lambda grad: softmax_share(t, grad, other, self)),
         (0, lambda grad: softmax_share(t, grad, self, other)),
+    )
+
+
+@traced("logaddexp2")
+def logaddexp2(t: Tracer, self: Node, other: Node) -> Node:
+    """torch/_refs"""
+    first = t.compare("ge", self, other)
+    large, small = chosen(t, first, self, other), chosen(t, first, other, self)
+    infinite = boolean(t, "aten::isinf", self)
+    same = boolean(t, "aten::logical_and", infinite, t.compare("eq", self, other))
+    logarithm = t.mul(t.call("log1p", t.call("exp2", t.sub(small, large))), 1 / math.log(2))
+    return t.derive_each(
+        chosen(t, same, self, t.add(large, logarithm)),
+        [self, other],
+        (1, lambda grad: power_share(t, grad, other, self)),
+        (0, lambda grad: power_share(t, grad, self, other)),
     )
 
 

@@ -111,11 +111,5 @@ def _filled(t: Tracer, mask: Node, value: Node, self: Node) -> Node:
     return out if layout.is_contiguous(out.shape, out.strides) else t.clone(out)
 
 
-@traced("_is_all_true")
-def is_all_true(t: Tracer, self: Node) -> Node:
-    return t.node("aten::_is_all_true", (self,), form((), dtypes.bool_))
-
-
-@traced("_is_any_true")
-def is_any_true(t: Tracer, self: Node) -> Node:
-    return t.node("aten::_is_any_true", (self,), form((), dtypes.bool_))
+for _name in ("_is_all_true", "_is_any_true"):
+    traced(_name)(lambda t, self, target=f"aten::{_name}": t.node(target, (self,), form((), dtypes.bool_)))

@@ -34,19 +34,17 @@ def neg(t: Tracer, self: Node) -> Node:
     return out
 
 
-def _turned(t: Tracer, self: Node, by: float) -> Node:
-    out = t.cast(t.mul(t.opmath(self), by), self.dtype)
-    return t.derive(out, self, lambda g: t.scale(g, by))
+def _turn(t: Tracer, self: Node, factor: float) -> Node:
+    out = t.cast(t.mul(t.opmath(self), factor), self.dtype)
+    return t.derive(out, self, lambda grad: t.scale(grad, factor))
 
 
-@traced("deg2rad")
-def deg2rad(t: Tracer, self: Node) -> Node:
-    return _turned(t, self, math.pi / 180)
-
-
-@traced("rad2deg")
-def rad2deg(t: Tracer, self: Node) -> Node:
-    return _turned(t, self, 180 / math.pi)
+traced("deg2rad")(lambda t, self: _turn(t, self, math.pi / 180))
+traced("rad2deg")(lambda t, self: _turn(t, self, 180 / math.pi))
+traced("isinf")(lambda t, self: t.pointwise("aten::isinf", self, dtype=dtypes.bool_))
+traced("logical_not")(lambda t, self: t.pointwise("aten::logical_not", self, dtype=dtypes.bool_))
+traced("isposinf")(lambda t, self: t.compare("eq", self, math.inf))
+traced("isneginf")(lambda t, self: t.compare("eq", self, -math.inf))
 
 
 @traced("frac")
@@ -70,29 +68,9 @@ def isnan(t: Tracer, self: Node) -> Node:
     return t.pointwise("aten::isnan", self, dtype=dtypes.bool_)
 
 
-@traced("isinf")
-def isinf(t: Tracer, self: Node) -> Node:
-    return t.pointwise("aten::isinf", self, dtype=dtypes.bool_)
-
-
-@traced("logical_not")
-def logical_not(t: Tracer, self: Node) -> Node:
-    return t.pointwise("aten::logical_not", self, dtype=dtypes.bool_)
-
-
 @traced("bitwise_not")
 def bitwise_not(t: Tracer, self: Node) -> Node:
     return t.call("bitwise_not", self)
-
-
-@traced("isposinf")
-def isposinf(t: Tracer, self: Node) -> Node:
-    return t.compare("eq", self, math.inf)
-
-
-@traced("isneginf")
-def isneginf(t: Tracer, self: Node) -> Node:
-    return t.compare("eq", self, -math.inf)
 
 
 @traced("isfinite")
