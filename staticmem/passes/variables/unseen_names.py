@@ -8,8 +8,8 @@ is a habit, and each habit here follows from what assigns the name again:
 - A value that several statements read one after the other (`a = f(h); b = g(h); h = cat(a, b)`) has it until a
   statement joins what was made of it, which takes the name.
 - `x = x + f(x)` takes the name at once: no later line needs the older value.
-- `x = x + f(y)` keeps `y`, as the sum takes the other name; but not where `y` is an activation of what a call returned
-  (`x = x + self.fc2(gelu(self.fc1(x)))` names neither, and `h = gelu(h); h = self.fc2(h)` one for both).
+- `x = x + f(y)` keeps `y`, as the sum takes the other name, and `cat([x, f(y)])` until it is done; but a sum does not
+  where `y` is an activation of what a call returned (`x = x + self.fc2(gelu(self.fc1(x)))`).
 - `x = relu(norm(conv(x)))` assigns when all of it is done.
 - What is padded to the size of an older value and joined behind it has a name: its size was read.
 - In a loop each name means what the last turn gave it (`ends_of_names_in_loops`), that of a policy's rule as well.
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.ir.stacks import LIBRARIES, Stack, call_ends, shared_frames
 from staticmem.ops import kinds_of
-from staticmem.ops.registry import JOINS
+from staticmem.ops.registry import JOINS, RESHAPES
 from staticmem.passes.variables.policy import Held
 from staticmem.passes.variables.unseen_bounds import ends_of_names_in_loops
 
@@ -72,16 +72,13 @@ class _Names:
         for name, indices in self.readers.items():
             level = self.shared[name] - 1
             origin = self.maker[name]
-            if level < 0 or name in outputs or not self._is_open(origin, level):
+            frames = self.graph.ops[origin].modules[level:]
+            if level < 0 or name in outputs or not frames or frames[0].cls.startswith(_KNOWN):
                 continue
             end = self._end(name, origin, indices, level)
             if end is not None:
                 ends[name] = max(end, ends.get(name, end))
         return ends
-
-    def _is_open(self, index: int, level: int) -> bool:
-        modules = self.graph.ops[index].modules
-        return len(modules) > level and not modules[level].cls.startswith(_KNOWN)
 
     def _end(self, name: str, origin: int, indices: list[int], level: int) -> int | None:
         ops = self.graph.ops
@@ -98,26 +95,34 @@ class _Names:
         if own and reader.base in JOINS and len(statements) == 1:
             return returned if self._is_second_part(name, origin, reader, level) else None
         if len(statements) < 2:
-            return returned if not own and self._is_kept_by_step(origin, statements[0], level) else None
+            return None if own else self._end_beside_step(origin, statements[0], level)
         if (own and self._is_join(reader, level, origin)) or any(True for _ in self._others(origin, statements, level)):
             return returned
         return next((i for i in range(last + 1, returned) if self._is_join(ops[i], level, origin)), returned)
 
-    def _is_kept_by_step(self, origin: int, call: int, level: int) -> bool:
-        """Whether the frame made a value by ops of its own and added what a call made of it to an older value
-        (`x = x + self.out(y)`): the result has the older one's name."""
+    def _end_beside_step(self, origin: int, call: int, level: int) -> int | None:
+        """Until when a value has a name that a call reads, whose result the frame joins with an older value, or adds to
+        it: `x = x + self.out(y)` takes the older one's name, `cat([x, self.up(y)])` needs both."""
         ops = self.graph.ops
-        if len(ops[origin].modules) != level + 1 or "view" in kinds_of(ops[origin].base) or len(ops[call].outputs) != 1:
+        readers = self.readers.get(ops[call].outputs[0], []) if len(ops[call].outputs) == 1 else []
+        step = ops[readers[0]] if len(readers) == 1 else ops[call]
+        others = [name for name in dict.fromkeys(step.refs()) if name not in ops[call].outputs]
+        if len(step.modules) != level + 1 or len(others) != 1 or self.maker.get(others[0], -1) >= origin:
+            return None
+        if step.base in JOINS:
+            return readers[0]
+        keeps = step.base == "aten::add" and step.refs()[0] in others and self._is_made_by_frame(origin, level)
+        return self.calls[step.modules] if keeps else None
+
+    def _is_made_by_frame(self, index: int, level: int) -> bool:
+        """Whether an op of a frame made a value, or what it is a view of, of more than what a call returned."""
+        op = self.graph.ops[index]
+        sources = [self.maker[name] for name in op.refs() if name in self.maker]
+        if len(op.modules) != level + 1 or max(sources, default=-1) >= index:
             return False
-        sources = [self.maker[name] for name in ops[origin].refs() if name in self.maker]
-        if len(sources) == 1 and len(ops[sources[0]].modules) > level + 1:  # an activation of what a call returned
-            return False
-        readers = self.readers.get(ops[call].outputs[0], [])
-        step = ops[readers[0]] if len(readers) == 1 else None
-        if step is None or step.base != "aten::add" or len(step.modules) != level + 1:
-            return False
-        first = step.refs()[0]
-        return first != ops[call].outputs[0] and self.maker.get(first, -1) < origin
+        if sources and ("view" in kinds_of(op.base) or op.base in RESHAPES):
+            return self._is_made_by_frame(sources[0], level)
+        return len(sources) != 1 or len(self.graph.ops[sources[0]].modules) <= level + 1
 
     def _inline(self) -> dict[str, int]:
         """What the frame had a name for when a statement began that ends with an activation: `x = relu(norm(conv(x)))`
@@ -167,13 +172,10 @@ class _Names:
 
     def _first_read(self, call: Stack) -> str:
         """The first value from outside that a call of a module reads."""
-        index = self.calls[call]
-        outside = ""
-        while index >= 0 and self.graph.ops[index].modules[: len(call)] == call:
-            for name in self.graph.ops[index].refs():
-                origin = self.maker.get(name, -1)
-                if origin >= 0 and self.graph.ops[origin].modules[: len(call)] != call:
-                    outside = name
+        ops, index, outside = self.graph.ops, self.calls[call], ""
+        while index >= 0 and ops[index].modules[: len(call)] == call:
+            made = [name for name in ops[index].refs() if name in self.maker]
+            outside = next((n for n in made[::-1] if ops[self.maker[n]].modules[: len(call)] != call), outside)
             index -= 1
         return outside
 

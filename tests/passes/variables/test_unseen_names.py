@@ -70,6 +70,25 @@ def added_to_an_older_one() -> Graph:
     return b.graph(in_child(b, "head", sum_, name="out"))
 
 
+def joined_behind_an_older_one() -> Graph:
+    """`y = down(s); return cat([s, up(y)])`: both have names until it is done."""
+    b = Builder(x=(4, 4))
+    s = in_child(b, "stem", X, name="s")
+    z = in_child(b, "up", in_child(b, "down", s, name="y"), name="z")
+    return b.graph(b.within(NET).call("cat", (s, z), name="joined"))
+
+
+def view_within_a_step() -> Graph:
+    """`y = mul(s, gate(s)); x = x + out(y.reshape(...))`: `y` stays, as a view of it does."""
+    b = Builder(x=(4, 4))
+    s = in_child(b, "stem", X, name="s")
+    gate = in_child(b, "gate", s, name="gate")
+    y = b.within(NET).call("mul.Tensor", s, gate, name="y")
+    z = in_child(b, "out", b.call("view", y, (2, 8), name="view"), name="z")
+    sum_ = b.within(NET).call("add.Tensor", s, z, name="sum")
+    return b.graph(in_child(b, "head", sum_, name="out"))
+
+
 def activation_within_a_step() -> Graph:
     """`x = x + fc2(exp(fc1(x)))`: neither the activation nor what it read has a name."""
     b = Builder(x=(4, 4))
@@ -121,6 +140,8 @@ def index(graph: Graph, name: str) -> int:
         (branches(), "s", "joined"),
         (padded(), "padded", "out"),
         (added_to_an_older_one(), "y", "out"),
+        (view_within_a_step(), "view", "out"),
+        (joined_behind_an_older_one(), "y", "joined"),
         (activation(), "s", "relu"),
         (straight_through(), "q", "sum"),
     ],
@@ -131,6 +152,8 @@ def index(graph: Graph, name: str) -> int:
         "branches",
         "padded",
         "added to an older one",
+        "a view of it",
+        "joined behind an older one",
         "activation",
         "straight through",
     ],
