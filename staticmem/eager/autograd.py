@@ -14,6 +14,7 @@ from staticmem.eager import strides as layout
 from staticmem.eager.calls import RepeatedNode, backward_again
 from staticmem.eager.context import Eager
 from staticmem.eager.evaluate import apply, cast_gradient, validate
+from staticmem.eager.reasons import Reason
 from staticmem.eager.recording import recorded_backward
 from staticmem.eager.tensor import TOP_PRIORITY, Formula, Grads, Node, Owner, TakingNode, Tensor, gradient_edge
 from staticmem.eager.trace import Addition
@@ -38,7 +39,7 @@ class InputBuffer(Owner):
     __slots__ = ("slots",)
 
     def __init__(self, node: Node) -> None:
-        self.kind, self.who, self.op = "gradient", node.name, node.op
+        self.kind, self.who, self.op = Reason.GRADIENT, node.name, node.op
         self.held = []
         self.slots: list[Tensor | None] = [None] * len(node.metadata)
 
@@ -166,7 +167,9 @@ def inner_backward(
     """
     if not roots or None in [gradient_edge(root) for root in roots]:
         raise ValueError("autograd begins with a tensor that needs no gradient")
-    seeds = Owner("gradient", "autograd")  # those of Python, which makes ones that are not given, in the roots' dtypes
+    seeds = Owner(
+        Reason.GRADIENT, "autograd"
+    )  # those of Python, which makes ones that are not given, in the roots' dtypes
     for given, root in zip(gradients, roots, strict=True):
         gradient = e.empty_like(root, kernel="aten.ones_like.default") if given is None else given
         e.hold(gradient if gradient.dtype is root.dtype else cast_gradient(e, gradient, root.dtype), seeds)
@@ -242,7 +245,7 @@ def _add(e: Eager, buffer: InputBuffer, slot: int, new: Tensor, hold: int) -> bo
         buffer.slots[slot] = new
         trace = e.trace
         trace.holds.ends[hold] = now = trace.ticks
-        hold = trace.holds.take(new.storage.id, "gradient", buffer.who, now, buffer.op)
+        hold = trace.holds.take(new.storage.id, Reason.GRADIENT, buffer.who, now, buffer.op)
         buffer.held.append((new, hold))
         return False
     if old.is_dense and old.refs == 1 and old.storage.refs == 1 and not old.view:
@@ -289,7 +292,7 @@ def _accumulate_grad(
         grad = e.empty(leaf.shape, new.dtype, strides, "aten.new_empty_strided.default")
     grads[id(leaf)] = grad
     grad.name = leaf.name
-    owner = Owner("grad", leaf.name)
+    owner = Owner(Reason.GRAD, leaf.name)
     e.hold(grad, owner)
     e.release(buffer)
     if of_code is not None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form
 from staticmem.eager.tensor import Formula, Meta, Node, Storage, Tensor, gradient_edge
 from staticmem.eager.trace import OPEN, Read
@@ -108,7 +109,7 @@ class RecordedNode:
         self.name, self.formulas, self.metadata = name, formulas, metadata
         self.edges: tuple[tuple[int | tuple[int, int] | None, Meta | None], ...] = ()
         self.saves: tuple[Source, ...] = ()
-        self.kinds: tuple[str, ...] = ()  # of the holds on them
+        self.kinds: tuple[Reason, ...] = ()  # of the holds on them
         self.whos: tuple[str, ...] = ()
         self.tick = 0
         self.moved: tuple[tuple[int, int], ...] = ()
@@ -252,7 +253,7 @@ def backward_again(
         holds.starts.append(now + start)
         holds.ends.append(OPEN if end is None else now + end)
         holds.ops.append(op)
-        holds.kinds.append("gradient")
+        holds.kinds.append(Reason.GRADIENT)
         holds.whos.append(name)
         if end is None:
             storage.refs += 1

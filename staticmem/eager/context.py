@@ -14,6 +14,7 @@ from sys import intern
 from typing import Any, NamedTuple, TypeVar, cast
 
 from staticmem.eager import strides as layout
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form, form_of
 from staticmem.eager.tensor import (
     Formula,
@@ -63,7 +64,7 @@ class Eager:
         self.grad_enabled = training
         self.autocast: DType | None = None
         self.autocast_cache: dict[int, Tensor] = {}
-        self.autocast_owner = Owner("autocast", "weight cache")
+        self.autocast_owner = Owner(Reason.AUTOCAST, "weight cache")
         self.sdpa = "auto"  # the attention kernel that a user asks for
         self.torch = REFERENCE_RELEASE  # the release that runs
         self.choices: Counter[tuple[str, str]] = Counter()  # (what was chosen, why), for the report
@@ -126,7 +127,7 @@ class Eager:
             self.selection.keep(self, tensor)
         return tensor
 
-    def keep(self, category: str, kind: str, tensors: Iterable[tuple[Kept, str, str]]) -> None:
+    def keep(self, category: str, kind: Reason, tensors: Iterable[tuple[Kept, str, str]]) -> None:
         """Allocates tensors that are held to the end and that no op reads: (tensor, name, owner), with owners of one
         `kind`."""
         trace = self.trace
@@ -238,10 +239,10 @@ class Eager:
     def hold(self, tensor: Tensor, owner: Owner) -> None:
         owner.held.append((tensor, self.take(tensor, owner.kind, owner.who, owner.op)))
 
-    def take(self, tensor: Tensor, kind: str, who: str, op: int = -1) -> int:
+    def take(self, tensor: Tensor, kind: Reason, who: str, op: int = -1) -> int:
         """A hold on a tensor; the caller keeps its index for `end`."""
         storage, trace = tensor.storage, self.trace
-        assert storage.refs >= 0, f"{tensor} was freed before {kind} {who} took it"
+        assert storage.refs >= 0, f"{tensor} was freed before {kind.value} {who} took it"
         holds = trace.holds
         kinds = holds.kinds
         hold = len(kinds)
@@ -324,7 +325,7 @@ class Eager:
         node.saved, node.hold = storages, len(holds.kinds)
         for storage in storages:
             assert storage.refs >= 0, f"storage {storage.id} was freed before {node} took it"
-            holds.take(storage.id, "saved", name, ticks, op)
+            holds.take(storage.id, Reason.SAVED, name, ticks, op)
             storage.refs += 1
 
     def give_history(self, tensor: Tensor, name: str, saved: Tensor) -> None:

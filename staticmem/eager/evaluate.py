@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Strides
 from staticmem.eager.tensor import Node, Owner, Packed, Storage, Tensor
 from staticmem.ir.dtypes import DType
@@ -73,7 +74,7 @@ def validate(e: Eager, node: Node, outputs: list[Tensor | None]) -> list[tuple[T
     The list holds its tensors from here on, so a full-size one is released as soon as it was reduced. Returns for each
     edge the gradient and the hold that keeps it.
     """
-    owner = Owner("gradient", node.name, node.op)
+    owner = Owner(Reason.GRADIENT, node.name, node.op)
     edges = node.edges
     for index, output in enumerate(outputs):
         if output is not None:

@@ -14,6 +14,7 @@ from staticmem.eager import strides as layout
 from staticmem.eager.calls import HIDDEN, BackwardCall, Birth, Call, Effects, NewTensor, RecordedNode, RepeatedNode
 from staticmem.eager.context import Eager
 from staticmem.eager.evaluate import apply, validate
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form, form_of
 from staticmem.eager.tensor import Meta, Node, Owner, Storage, Tensor, meta_of
 from staticmem.eager.trace import OPEN
@@ -39,7 +40,7 @@ class Recorder(Eager):
         self.grad_enabled, self.sdpa, self.torch = like.grad_enabled, like.sdpa, like.torch
         self.outer_autocast = like.autocast
         self.trace.phase, self.trace.op = "forward", 0
-        self.outside = Owner("outside", "")
+        self.outside = Owner(Reason.OUTSIDE, "")
         self.storages: list[Storage] = []
         self.nodes: list[Node] = []
         self.operands: list[Tensor] = []
@@ -67,7 +68,7 @@ class Recorder(Eager):
         """Whether a storage is an operand's or the call's own; formulas may refer to stand-ins of another recorder."""
         return storage.id < len(self.storages) and self.storages[storage.id] is storage
 
-    def take(self, tensor: Tensor, kind: str, who: str, op: int = -1) -> int:
+    def take(self, tensor: Tensor, kind: Reason, who: str, op: int = -1) -> int:
         if not self.own(tensor.storage):
             raise ForeignStorageError
         return super().take(tensor, kind, who, op)
@@ -191,7 +192,7 @@ def _recorded_node(r: Recorder, node: Node, index: dict[Node, int], parents: dic
             metas.append(edge[0].metadata[edge[1]])
     recorded.edges = tuple(zip(edges, metas, strict=True))
     recorded.saves, recorded.tick = r.saves(node)
-    recorded.kinds = ("saved",) * len(recorded.saves)
+    recorded.kinds = (Reason.SAVED,) * len(recorded.saves)
     recorded.whos = tuple(r.trace.holds.whos[node.hold : node.hold + len(recorded.saves)])  # a rule may rename the node
     return recorded
 

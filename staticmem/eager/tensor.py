@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from staticmem.eager import strides as layout
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form, form_of
 from staticmem.ir.dtypes import DType
 
@@ -83,19 +84,19 @@ class Tensor:
 
 
 class Owner:
-    """Holds tensors for one reason: `kind` is value, frame, saved, gradient, parameter..., `who` its name.
+    """Holds tensors for one reason: `kind` says which, `who` is its name.
 
     `op` is the graph's op that it belongs to, -1 for none.
     """
 
     __slots__ = ("held", "kind", "op", "who")
 
-    def __init__(self, kind: str, who: str, op: int = -1) -> None:
+    def __init__(self, kind: Reason, who: str, op: int = -1) -> None:
         self.kind, self.who, self.op = kind, who, op
         self.held: list[tuple[Tensor, int]] = []  # with the index of the hold
 
     def __repr__(self) -> str:
-        return f"Owner({self.kind} {self.who}: {len(self.held)})"
+        return f"Owner({self.kind.value} {self.who}: {len(self.held)})"
 
 
 Grads = Sequence[Tensor | None]
@@ -192,7 +193,7 @@ class Node:
 
 def attributes_of_ctx() -> Owner:
     """The owner of what nodes of custom functions hold beside saved tensors: until the graph dies, run or not."""
-    return Owner("autograd", "attributes of ctx")
+    return Owner(Reason.AUTOGRAD, "attributes of ctx")
 
 
 class TakingNode(Node):

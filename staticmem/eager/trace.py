@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, form_of
 from staticmem.ir.dtypes import DType
 
@@ -65,7 +66,7 @@ class Hold(NamedTuple):
     """
 
     buffer: int
-    kind: str
+    kind: Reason
     who: str
     start: int
     end: int | None = None
@@ -262,10 +263,10 @@ class Holds(Columns[Hold]):
     def __init__(self) -> None:
         super().__init__()
         self.buffers, self.starts, self.ends, self.ops = array("I"), array("I"), array("I"), array("i")
-        self.kinds: list[str] = []
+        self.kinds: list[Reason] = []
         self.whos: list[str] = []
 
-    def take(self, buffer: int, kind: str, who: str, start: int, op: int = -1) -> int:
+    def take(self, buffer: int, kind: Reason, who: str, start: int, op: int = -1) -> int:
         """Adds an open hold and returns its index (of `ends`)."""
         index = len(self.kinds)
         self.buffers.append(buffer)

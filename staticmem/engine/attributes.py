@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.interpreter import Interpreter
 
@@ -9,7 +10,7 @@ from staticmem.engine.interpreter import Interpreter
 def keep_after(interpreter: Interpreter, name: str, index: int) -> Owner:
     """Who has a result as an attribute of a module from the end of op `index` on, and until then what the call before
     assigned."""
-    owner = interpreter.attributes[name] = Owner("module", name)
+    owner = interpreter.attributes[name] = Owner(Reason.MODULE, name)
     interpreter.assigned_after.setdefault(index, []).append(name)
     return owner
 

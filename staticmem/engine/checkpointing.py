@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Node, Owner, Packed, Selecting, Tensor, attributes_of_ctx
 from staticmem.engine.features import Feature, RunningStep
 from staticmem.engine.interpreter import Interpreter
@@ -44,7 +45,7 @@ class _Holder:
     __slots__ = ("alive", "owner")
 
     def __init__(self, who: str, op: int) -> None:
-        self.owner = Owner("recomputed", who, op)
+        self.owner = Owner(Reason.RECOMPUTED, who, op)
         self.alive = True
 
 
@@ -105,8 +106,8 @@ class _Checkpoint:
         produced = interpreter.produced_in
         self.inputs = _inputs(interpreter, region)
         self.arguments = [name for name in self.inputs if isinstance(self.inputs[name], Tensor) and name in produced]
-        self.saved_args = Owner("checkpoint", region.name, region.start)
-        self.inner_backward = Owner("checkpoint", region.name, region.start)
+        self.saved_args = Owner(Reason.CHECKPOINT, region.name, region.start)
+        self.inner_backward = Owner(Reason.CHECKPOINT, region.name, region.start)
         self.of_recomputed = attributes_of_ctx()
         self.without_graph = region.reentrant
         self.packed_args: Packed | None = None
@@ -187,12 +188,12 @@ class _Checkpoint:
         if e.selection is not None:
             e.selection.recompute()
         e.grad_enabled, e.autocast, e.autocast_cache = True, self.autocast, {}
-        e.autocast_owner, e.choices = Owner("autocast", "weight cache"), Counter()
+        e.autocast_owner, e.choices = Owner(Reason.AUTOCAST, "weight cache"), Counter()
         of_forward, e.of_graph = e.of_graph, attributes_of_ctx()
         e.saved_hooks = [_Recomputation(self, len(e.trace.kernels))]
         depth = e.depth
         rerun = self.interpreter.for_rerun(inputs, region.start)
-        arguments = Owner("checkpoint", region.name, region.start)
+        arguments = Owner(Reason.CHECKPOINT, region.name, region.start)
         for name in self.arguments:
             e.hold(inputs[name], arguments)
         rerun.checkpoints = self.caller.within(region)

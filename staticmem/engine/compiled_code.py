@@ -17,6 +17,7 @@ from functools import partial
 
 from staticmem.compiler.plan import CompiledCall, Plan
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Grads, Owner, TakingNode, Tensor
 from staticmem.engine.cuda_graphs import Capture
 from staticmem.engine.interpreter import Interpreter
@@ -29,7 +30,6 @@ from staticmem.passes.variables.releases import lasting_values
 NODE = "CompiledFunctionBackward"
 TRITON = "triton: "  # how kernels of Inductor's own begin, before the ops in them
 COPIED = ", copied"  # how names of copies in another layout end
-COMPILED, RECOMPUTED = "compiled", "recomputed in backward"  # kinds of holds
 
 End = Callable[[], object]  # ends a hold
 
@@ -111,7 +111,7 @@ class CompiledStretch:
         """Runs the forward over tensors that the caller holds. What it returns has its history, and belongs to the
         present scope."""
         call = self.call
-        capture = Capture(e, inputs, (), self._names(), COMPILED) if self.captured else None
+        capture = Capture(e, inputs, (), self._names(), Reason.COMPILED) if self.captured else None
         if capture is None:
             code = _Code(e, call.forward, inputs, (), self.copies)
         else:
@@ -165,7 +165,7 @@ class CompiledNode(TakingNode):
             if number >= 0:
                 buffer = plan.buffers[number]
                 op = self.region.copies[buffer.what][1] if buffer.what in self.region.copies else buffer.op
-            holds.take(tensor.storage.id, "saved", self.name, ticks, op)
+            holds.take(tensor.storage.id, Reason.SAVED, self.name, ticks, op)
             tensor.storage.refs += 1
         for tensor in tensors[len(tensors) - call.on_ctx :]:  # `ctx._tensors_no_vc_check`, which nothing clears
             e.keep_on_ctx(tensor)
@@ -175,14 +175,14 @@ class CompiledNode(TakingNode):
         assert plan is not None
         if self.packed is not None:
             self.packed.unpack(e, slots)
-        own = Owner("gradient", self.name)
+        own = Owner(Reason.GRADIENT, self.name)
         gradients = self._gradients(e, waiting, own, slots)
         saved, ends = self._given_up(e, retain_graph)
         ends += [partial(e.drop, *gradient) for gradient in gradients]
         inputs, capture = [*saved, *(tensor for tensor, _ in gradients)], None
         if self.region.captured:
             names = [e.trace.buffers.names[tensor.storage.id] for tensor in saved] + ["gradient"] * len(gradients)
-            capture = Capture(e, inputs, ends, names, COMPILED)
+            capture = Capture(e, inputs, ends, names, Reason.COMPILED)
             inputs, ends = capture.inputs, capture.ends
         code = _Code(e, plan, inputs, ends, self.region.copies)
         code.run()
@@ -277,7 +277,7 @@ class _Code:
             names[tensor.storage.id] = what
         elif is_inner:
             names[tensor.storage.id] = f"({what.rpartition('::')[2].partition('.')[0]})"
-        self.holds[number] = e.take(tensor, RECOMPUTED if buffer.recomputed else COMPILED, what, op)
+        self.holds[number] = e.take(tensor, Reason.COMPILED_AGAIN if buffer.recomputed else Reason.COMPILED, what, op)
         if buffer.recomputed:
             e.trace.buffers.categories[tensor.storage.id] = "activation"
 

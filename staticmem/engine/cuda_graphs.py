@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Tensor
 from staticmem.eager.trace import CudaGraph
 
@@ -33,7 +34,7 @@ class Capture:
     """
 
     def __init__(
-        self, e: Eager, inputs: Sequence[Tensor], ends: Sequence[End | None], names: Sequence[str], kind: str
+        self, e: Eager, inputs: Sequence[Tensor], ends: Sequence[End | None], names: Sequence[str], kind: Reason
     ) -> None:
         """`names` are of the inputs, for reports, and `kind` is that of the holds on copies."""
         self.e, self.start = e, len(e.trace.kernels)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.eager.autograd import inner_backward
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Formula, Grads, Owner, Tensor, attributes_of_ctx
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields
@@ -125,7 +126,7 @@ def run_body(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None = 
     """
     leaves = {t: t.accumulate for t in values.values() if isinstance(t, Tensor) and t.accumulate is not None}
     state = e.grad_enabled, e.autocast, e.autocast_cache, e.autocast_owner
-    e.autocast_cache, e.autocast_owner = {}, Owner("autocast", "weight cache")
+    e.autocast_cache, e.autocast_owner = {}, Owner(Reason.AUTOCAST, "weight cache")
     for leaf in leaves:
         leaf.accumulate = None
     try:
@@ -170,7 +171,7 @@ def _run_ops(e: Eager, body: Graph, values: dict[str, Any], amp: DType | None) -
         for name, tensor in zip(op.outputs, results, strict=False):
             if name and isinstance(tensor, Tensor):
                 values[name] = tensor
-                holds[name] = (tensor, e.take(tensor, "value", name))
+                holds[name] = (tensor, e.take(tensor, Reason.VALUE, name))
         e.close_scope()
         if op.clears:
             e.clear_autocast_cache()

@@ -5,6 +5,7 @@ Source: accelerate 1.15, `convert_outputs_to_fp32` (utils/operations.py), around
 
 from __future__ import annotations
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Tensor
 from staticmem.engine.features import Feature
 from staticmem.ir import dtypes
@@ -24,7 +25,7 @@ class Float32Outputs(Feature):
         copies = {name: to_copy(e, env[name], dtypes.float32) for name in halves}
         for name, copy in copies.items():
             own = owners.pop(name, None)
-            owners[name] = copy, e.take(copy, "value", name)
+            owners[name] = copy, e.take(copy, Reason.VALUE, name)
             env[name] = copy
             if own is not None:
                 e.end(*own)

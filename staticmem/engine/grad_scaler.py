@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.features import Feature, RunningStep
 from staticmem.ir import dtypes
@@ -28,8 +29,8 @@ class GradScaler(Feature):
 
     def __init__(self, step: RunningStep) -> None:
         super().__init__(step)
-        self.state = Owner("optimizer", "GradScaler")
-        self.found_inf = Owner("optimizer", "GradScaler")
+        self.state = Owner(Reason.OPTIMIZER, "GradScaler")
+        self.found_inf = Owner(Reason.OPTIMIZER, "GradScaler")
         self.factor: Tensor | None = None
 
     def place(self) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from staticmem.eager.autograd import InputBuffer
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Tensor, gradient_edge
 from staticmem.engine.custom_functions import COMPILED_HOOKS, run_body, unpredictable
 from staticmem.errors import ModelFileError, StaticmemError
@@ -108,7 +109,7 @@ def _keep(interpreter: Interpreter, name: str, tensor: Tensor) -> None:
         return
     if name in interpreter.e.held_by_hooks:
         e.end(*interpreter.e.held_by_hooks.pop(name))
-    interpreter.e.held_by_hooks[name] = tensor, e.take(tensor, "module", name)
+    interpreter.e.held_by_hooks[name] = tensor, e.take(tensor, Reason.MODULE, name)
 
 
 def _damaged(function: CustomFunction, error: Exception) -> ModelFileError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import OPEN
 from staticmem.engine.features import Feature, RunningStep
@@ -18,7 +19,6 @@ from staticmem.engine.kept_history import fill_place
 from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
 
-OUTPUTS = "outputs"  # the kind of their holds
 PREVIOUS = "outputs of the previous step"
 BEFORE = "outputs of the call before"  # of an inference
 HISTORY = f"history of {PREVIOUS}"
@@ -43,7 +43,7 @@ class HeldOutputs(Feature):
         if step.training:
             count -= step.criterion.ops_after_model
             name = PREVIOUS
-        step.outputs = Owner(OUTPUTS, name)
+        step.outputs = Owner(Reason.OUTPUTS, name)
         for what in (*[name] * count, HISTORY):
             place = e.empty((0,), dtypes.uint8, kernel=what)
             e.categorise(place, "activation", what)
@@ -62,7 +62,7 @@ class HeldOutputs(Feature):
             ModelFileError: by the file, an output does not live until the model returns.
         """
         before = self.step.outputs
-        after = self.step.outputs = Owner(OUTPUTS, "outputs")
+        after = self.step.outputs = Owner(Reason.OUTPUTS, "outputs")
         for tensor in outputs:
             if self.e.trace.buffers.died[tensor.storage.id] != OPEN:  # a damaged recording may say so
                 raise ModelFileError(

@@ -14,6 +14,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import contiguous_strides
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.call_records import CallRecords, Signature, filled, records_of_modes, run_call, signature_of
@@ -82,11 +83,11 @@ class Interpreter:
         self.checkpoints: Checkpointing | None = None
         self.compiled: Sequence[Compiled] = ()  # in order
         self.autocast = e.autocast  # that of the step, where an op may run without
-        self.model = Owner("model", "")  # has the parameters and buffers
+        self.model = Owner(Reason.MODEL, "")  # has the parameters and buffers
         self.attributes: dict[str, Owner] = {}  # results that a module keeps as an attribute
         self.assigned_after: dict[int, list[str]] = {}  # names of such results, by the op that ends their statement
         self.keeps_values = True  # `env` has them after their last use
-        self.made_leaves = Owner("autograd", "leaves")  # tensors that a hook of a module made require a gradient
+        self.made_leaves = Owner(Reason.AUTOGRAD, "leaves")  # tensors that a hook of a module made require a gradient
         self.index = 0
         self.reruns = False  # ops that a checkpoint recomputes
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)
@@ -122,7 +123,7 @@ class Interpreter:
         if name in self.attributes:
             self.e.hold(tensor, self.attributes[name])
         else:
-            self.owners[name] = (tensor, self.e.take(tensor, "module", name))
+            self.owners[name] = (tensor, self.e.take(tensor, Reason.MODULE, name))
 
     def kept_view(self, base: str, shape: tuple[int, ...]) -> Tensor:
         """One that shares the storage of another."""
@@ -293,7 +294,7 @@ class Interpreter:
             if common < len(frames):
                 self._leave(common)
             for frame in modules[common:]:
-                frames.append((frame, Owner("frame", frame.path), set()))
+                frames.append((frame, Owner(Reason.FRAME, frame.path), set()))
             self.stack = modules
         produced, lasting = self.produced_in, self.lasting
         for name in op.refs():
@@ -424,13 +425,13 @@ class Interpreter:
                 last = index
         if self.last_use.get(name, end) >= end:
             self.copies.setdefault(last, []).append(self.owners[name])
-            self.owners[name] = (source, e.take(source, "value", name))
+            self.owners[name] = (source, e.take(source, Reason.VALUE, name))
             self.outside[name] = (op.modules, source)
 
     def bind(self, name: str, tensor: Tensor, op: Op) -> None:
         self.env[name] = tensor
         self.produced_in[name] = op.modules or self.stack
-        hold = self.e.take(tensor, "value", name)
+        hold = self.e.take(tensor, Reason.VALUE, name)
         if name in self.owners:
             self._forget(name)  # assigned again: the old value is released
         self.owners[name] = (tensor, hold)

@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from staticmem.eager import strides as layout
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Node, Owner, Tensor
 from staticmem.eager.trace import Copies
 from staticmem.engine.features import Feature, RunningStep
@@ -64,7 +65,7 @@ class Offloading:
 
     def _slot(self, node: Node, tensor: Tensor) -> _Slot:
         self.count += 1
-        slot = _Slot(tensor, self.count, Owner("saved", node.name, node.op), self._strides(tensor), True)
+        slot = _Slot(tensor, self.count, Owner(Reason.SAVED, node.name, node.op), self._strides(tensor), True)
         on_cpu = tensor.storage.nbytes == 0
         small = self.selects and tensor.nbytes < LEAST
         if on_cpu or small or node.op in self.left_out or (self.selects and id(tensor) in self.parameters):
@@ -76,7 +77,7 @@ class Offloading:
         self._copy(tensor, slot.strides)
         if self.streams:
             self._end(self.stashed, [number for number in self.stashed if number <= slot.number - STASHED])
-            owner = self.stashed[slot.number] = Owner("offload", "copy to the CPU", node.op)
+            owner = self.stashed[slot.number] = Owner(Reason.OFFLOAD, "copy to the CPU", node.op)
             self.e.hold(_same(tensor), owner)
         return slot
 
@@ -106,7 +107,7 @@ class Offloading:
             else:
                 slot.present = e.empty(tensor.shape, tensor.dtype, slot.strides, "aten._to_copy.default")
                 if self.streams:
-                    owner = self.returned[slot.number] = Owner("offload", "copy from the CPU", slot.owner.op)
+                    owner = self.returned[slot.number] = Owner(Reason.OFFLOAD, "copy from the CPU", slot.owner.op)
                     e.hold(slot.present, owner)
             e.hold(slot.present, slot.owner)
         if self.streams and slots:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.features import Feature, RunningStep
 
@@ -47,7 +48,7 @@ def place_gradients(step: RunningStep, tensors: Iterable[Tensor]) -> dict[int, O
         grad = e.empty_like(tensor, kernel=kernel)
         grad.name = tensor.name
         e.categorise(grad, "gradient", f"{tensor.name}.grad")
-        owners[id(tensor)] = Owner("grad", tensor.name)
+        owners[id(tensor)] = Owner(Reason.GRAD, tensor.name)
         e.hold(grad, owners[id(tensor)])
         step.grads[id(tensor)] = grad
     return owners

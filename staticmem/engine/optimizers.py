@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from staticmem.eager.context import Eager, Kept
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form, contiguous_strides, dense_like, form_of
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.optimizer_steps import FACTS, Also, Drop, Make, MakeAll, OptimizerFacts, State, Steps
@@ -139,7 +140,7 @@ class Optimizer:
     def make_state(self) -> None:
         """State of every parameter, as the step before has left it."""
         if self.parameters and not self.offload:
-            self.e.keep("optimizer_state", "optimizer", self._states())
+            self.e.keep("optimizer_state", Reason.OPTIMIZER, self._states())
 
     def _states(self) -> Iterator[tuple[Kept, str, str]]:
         of_form: dict[tuple[int, Form], tuple[State, ...]] = {}  # by id of the facts
@@ -221,7 +222,7 @@ class Optimizer:
         e = self.e
         e.open_scope()
         e.kernel(step.kernel)
-        owner = Owner("local", step.name)
+        owner = Owner(Reason.LOCAL, step.name)
         for p in parameters:
             dtype = step.dtype or p.dtype
             tensor = e.empty_like(p, dtype) if step.shape is None else e.empty(step.shape(p.shape), dtype)
@@ -236,13 +237,13 @@ class Optimizer:
     def _make_all(self, step: MakeAll, p: Tensor) -> None:
         self.e.kernel(step.kernel)
         for name, shape in zip(step.names, step.shapes, strict=True):
-            owner = Owner("local", name)
+            owner = Owner(Reason.LOCAL, name)
             self.e.hold(self.e.empty(shape(p.shape), step.dtype), owner)
             self._drop((name,))
             self.locals[name] = owner
 
     def _also(self, step: Also) -> None:
-        owner = Owner("local", step.name)
+        owner = Owner(Reason.LOCAL, step.name)
         for tensor, _ in self.locals[step.of].held:
             self.e.hold(tensor, owner)
         self._drop((step.name,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from staticmem.eager.reasons import Reason
 from staticmem.engine.custom_functions import run_autograd, unpredictable, with_history
 from staticmem.engine.gradient_hooks import Interpreter, attach
 from staticmem.ir.graph import FUNCTION, HOOK, NOT_RECORDED, RUN_AUTOGRAD, SET_DATA, Op
@@ -75,7 +76,7 @@ def _set_data(interpreter: Interpreter, op: Op) -> None:
         e.categorise(tensor, category, label)
         e.trace.replaced_by[before.id] = (tensor.storage.id,)
     else:
-        interpreter.owners[name] = (tensor, e.take(tensor, "value", name))
+        interpreter.owners[name] = (tensor, e.take(tensor, Reason.VALUE, name))
 
 
 def _refuse_training(interpreter: Interpreter, op: Op) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Tensor
 from staticmem.scenario.checkpointing import Policy
 
@@ -54,7 +55,7 @@ class Selection:
         """Keeps a result of the running call, if the policy names that."""
         if self.is_kept and not self.recomputes:
             kept = Tensor(tensor.storage, tensor.shape, tensor.strides, tensor.dtype)
-            self.kept[-1].append((kept, e.take(kept, "checkpoint", self.who, self.op)))
+            self.kept[-1].append((kept, e.take(kept, Reason.CHECKPOINT, self.who, self.op)))
 
     def result(self, e: Eager) -> Tensor | None:
         """The next result of a call that was kept; None where the call runs."""
@@ -69,7 +70,7 @@ class Selection:
 
     def give_back(self, e: Eager) -> None:
         """The call at hand has not run after all: an early stop came before it, so its results stay kept."""
-        self.running.extendleft([(kept, e.take(kept, "checkpoint", self.who, self.op)) for kept in self.taken])
+        self.running.extendleft([(kept, e.take(kept, Reason.CHECKPOINT, self.who, self.op)) for kept in self.taken])
         self.skipped.discard(e.trace.op)
 
     def release(self, e: Eager) -> None:

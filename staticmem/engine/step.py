@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from staticmem.eager.autograd import OfCode, free_graph, run_backward
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
 from staticmem.eager.trace import Trace
 from staticmem.engine import optimizers
@@ -109,7 +110,7 @@ class StepRun:
         self.interpreter = Interpreter(e, graph, cast, self.releases)
         self.interpreter.keeps_values = False
         self.model = self.interpreter.model
-        self.loss, self.outputs = Owner("value", "loss"), Owner("value", "outputs")  # variables of the loop
+        self.loss, self.outputs = Owner(Reason.VALUE, "loss"), Owner(Reason.VALUE, "outputs")  # variables of the loop
         self.histories = KeptHistories(e)
         # the variables of the training loop end with a function that each step calls, and autograd's graph with them
         self.in_function = scenario.retain_graph or not scenario.backward
@@ -263,7 +264,7 @@ class StepRun:
                 self.e.hold(self.histories.add_unsized(name, attribute.path), owner)
         if graph.recorded is not None:
             # what a checkpoint's recomputation assigns to a module takes the place of what the forward assigned
-            self.interpreter.attributes |= {name: Owner("module", name) for name in graph.recorded.lasting}
+            self.interpreter.attributes |= {name: Owner(Reason.MODULE, name) for name in graph.recorded.lasting}
             before = self.kept_of_ctx().values()
             for value, base in graph.recorded.kept:
                 tensor = self._kept(value, base)
@@ -311,7 +312,7 @@ class StepRun:
         trace.begin("forward")
         e.autocast = self.scenario.amp
         after = self.criterion.ops_after_model
-        leaves_before, self.interpreter.made_leaves = self.interpreter.made_leaves, Owner("autograd", "leaves")
+        leaves_before, self.interpreter.made_leaves = self.interpreter.made_leaves, Owner(Reason.AUTOGRAD, "leaves")
         graph_before, e.of_graph = e.of_graph, attributes_of_ctx()
         for feature in self.features:
             feature.begin_forward()
@@ -327,7 +328,7 @@ class StepRun:
         if self.locals_policy == "last-use":  # code may take the loss's output alone: `loss_of(model(x)[0])`
             self.interpreter.forget_outputs(self.criterion.values)
         roots = self.criterion.compute(outputs)
-        previous, self.loss = self.loss, Owner("value", "loss")
+        previous, self.loss = self.loss, Owner(Reason.VALUE, "loss")
         for root in roots:
             e.hold(root, self.loss)
         trace.replaced_by.update({old.storage.id: (roots[0].storage.id,) for old, _ in previous.held})
@@ -358,7 +359,7 @@ class StepRun:
     def _backward(self, losses: Sequence[Tensor]) -> None:
         """`loss.backward()`: Python holds the root gradient, and with a scaler the scaled loss, until it returns."""
         e = self.e
-        held = Owner("gradient", "root gradient")
+        held = Owner(Reason.GRADIENT, "root gradient")
         roots = losses
         for feature in self.features:
             roots = feature.scale(roots)

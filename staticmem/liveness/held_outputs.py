@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import OPEN
-from staticmem.engine.held_outputs import OUTPUTS
 from staticmem.liveness.intervals import Lifetimes
 
 
@@ -13,11 +13,11 @@ def added_by_held_outputs(lifetimes: Lifetimes) -> int:
     """Bytes by which the peak would be lower if nothing held the outputs once the loss is computed."""
     trace = lifetimes.trace
     holds = trace.holds
-    until = {buffer: 0 for buffer, kind in zip(holds.buffers, holds.kinds, strict=True) if kind == OUTPUTS}
+    until = {buffer: 0 for buffer, kind in zip(holds.buffers, holds.kinds, strict=True) if kind is Reason.OUTPUTS}
     if not until:
         return 0
     for buffer, kind, end in zip(holds.buffers, holds.kinds, holds.ends, strict=True):
-        if kind != OUTPUTS and buffer in until:
+        if kind is not Reason.OUTPUTS and buffer in until:
             until[buffer] = max(until[buffer], lifetimes.ticks if end == OPEN else end)
     for before in tuple(until):
         for buffer in trace.replaced_by.get(before, ()):  # what the outputs' history has saved goes with them

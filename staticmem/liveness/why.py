@@ -52,47 +52,15 @@ def reasons(graph: Graph, kernel: Kernel, buffer: Buffer, holds: Sequence[Hold])
     """
     if not holds:
         return (f"in use by {short(kernel.name)}",)
-    lasting = [hold for hold in holds if hold.kind in ("model", "optimizer", "grad")]
+    lasting = [hold for hold in holds if hold.kind.lasts]
     return tuple(dict.fromkeys(_reason(graph, buffer, hold) for hold in lasting or holds))
 
 
 def _reason(graph: Graph, buffer: Buffer, hold: Hold) -> str:
-    place = op_place(graph, hold.op)
-    if hold.kind == "saved":
-        return f"saved for the backward of {place or _loss(hold.who)}"
-    if hold.kind == "recomputed":
-        return f"run again for the backward of {place or _loss(hold.who)}"
-    if hold.kind == "compiled":
-        return f"used later by the compiled code: {short(hold.who)}" + (f", for {place}" if place else "")
-    if hold.kind == "recomputed in backward":
-        return f"recomputed in backward: {place or short(hold.who)}"
-    if hold.kind == "checkpoint":
-        return f"input of the checkpoint of {hold.who or 'the model'}, which runs again from it"
-    if hold.kind == "local":
-        return f"variable {hold.who} of optimizer.step()"
-    if hold.kind == "gradient":
-        if hold.who == "root gradient":
-            return "first gradient of backward()"
-        if hold.who == "AccumulateGrad":
-            return "gradient on its way to its parameter"
-        return f"gradient on its way to the backward of {place or _loss(hold.who)}"
-    if hold.kind == "grad":
-        return f"gradient of {hold.who}"
-    if hold.kind == "frame":
-        return f"argument of {hold.who}, which has not returned" if hold.who else "held by the model's forward"
-    if hold.kind == "outputs":
-        return f"{hold.who}, which the loop holds"
-    if hold.kind == "value":
-        return "the loss" if hold.who == "loss" else f"value {hold.who}, which is used later"
-    if hold.kind == "optimizer":
-        return f"optimizer state of {hold.who}"
-    if hold.kind == "autocast":
-        return "autocast's cache of cast weights"
-    if hold.kind == "model":
-        return {"parameter": "parameter", "buffer": "buffer of the model", "input": "given by the caller"}.get(
-            buffer.category, "held by the model"
-        )
-    return f"{hold.kind} {hold.who}".strip()
+    place, kernel = op_place(graph, hold.op), short(hold.who)
+    use = f", for {place}" if place else ""
+    node, op = place or _loss(hold.who), place or kernel
+    return hold.kind.sentence(buffer.category, who=hold.who, short=kernel, node=node, op=op, use=use)
 
 
 def _loss(node: str) -> str:

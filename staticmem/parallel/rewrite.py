@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TypeAlias
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import Buffer, Convolution, Hold, Indices, Kernel, Kernels, Trace
 from staticmem.ir.dtypes import DType
 from staticmem.liveness import liveness
@@ -213,9 +214,9 @@ class Rewrite:
             if p.stream:
                 new.streams[id] = p.stream
             if p.kernel is None:
-                new.holds.append(Hold(id, p.holder, "", born, died))
+                new.holds.append(Hold(id, Reason.RANK, p.holder, born, died))
             elif p.moved:  # by its last owner
-                kind, who = (p.holds[-1].kind, p.holds[-1].who) if p.holds else ("value", p.name)
+                kind, who = (p.holds[-1].kind, p.holds[-1].who) if p.holds else (Reason.VALUE, p.name)
                 new.holds.append(Hold(id, kind, who, born, died))
             else:
                 for hold in p.holds:

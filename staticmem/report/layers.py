@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from staticmem.eager.reasons import Reason
 from staticmem.engine.shapes import ValueInfo
 from staticmem.ir.graph import Graph, Op
 from staticmem.liveness import Lifetimes
@@ -177,7 +178,7 @@ class _Tree:
         trace = lifetimes.trace
         end = trace.marks.get("forward_end", lifetimes.ticks)
         saved = {
-            h.buffer for h in trace.holds if h.kind == "saved" and h.start < end and (h.end is None or h.end > end)
+            h.buffer for h in trace.holds if h.kind is Reason.SAVED and h.start < end and (h.end is None or h.end > end)
         }
         for buffer in trace.buffers:
             kernel = trace.kernels[buffer.kernel] if buffer.kernel >= 0 else None

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from itertools import accumulate
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import Trace
 from staticmem.ir.graph import Graph, Ref
 from staticmem.ir.stacks import call_ends
@@ -80,7 +81,7 @@ class ForwardBound:
         self.kinds, self.names, self.buffers = holds.kinds[part], holds.whos[part], holds.buffers[part]
         self.ends, self.ops = holds.ends[part], holds.ops[part]
         rows = zip(self.kinds, self.names, self.buffers, strict=True)
-        self.values = {name: buffer for kind, name, buffer in rows if kind == "value"}
+        self.values = {name: buffer for kind, name, buffer in rows if kind is Reason.VALUE}
 
     def stays_below(self, peak: int, open_ops: Collection[int], last_held: LastHeld) -> bool:
         """Whether the forward cannot have more than `peak` bytes, nor backward something else.
@@ -106,13 +107,13 @@ class ForwardBound:
         saved: dict[int, int] = {}  # the op whose backward needs a written buffer first
         rows = zip(self.kinds, self.names, self.buffers, self.ends, self.ops, strict=True)
         for kind, name, buffer, ended, op in rows:
-            if kind == "saved":
+            if kind is Reason.SAVED:
                 if ended < end:  # the node died with its result, which may be held for longer
                     until[buffer] = every
                 elif buffer in written:
                     saved.setdefault(buffer, op)
                 continue
-            if kind == "value" and name in operands:
+            if kind is Reason.VALUE and name in operands:
                 index, operand = operands[name]
                 if buffer != operand:  # out of place here; in place one buffer is held as both are
                     until[buffer] = max(until.get(buffer, 0), until[operand])
@@ -127,7 +128,7 @@ class ForwardBound:
                     added[min(last, every)] -= sizes[buffer]
             if died[buffer] < end or buffer in written:
                 at = every
-                if kind != "value":
+                if kind is not Reason.VALUE:
                     at = bisect_left(born, ended)
                 elif name in held:
                     at = allocated[held[name]]

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import Buffers, Holds
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.stacks import LIBRARIES
@@ -95,7 +96,7 @@ def _when_recomputed(graph: Graph, lifetimes: Lifetimes) -> Iterator[_Span]:
     spans: list[_Span] = []
     for buffer, kind, op, ended in zip(holds.buffers, holds.kinds, holds.ops, holds.ends, strict=True):
         has_holds[buffer] = True
-        if kind != "saved" or op < 0:
+        if kind is not Reason.SAVED or op < 0:
             held[buffer] = max(held[buffer], min(ended, lifetimes.ticks))
         elif op in begun and ended > end and _is_layer(graph, op):
             spans.append((buffer, begun[op], min(ended, lifetimes.ticks)))

@@ -16,6 +16,7 @@ from staticmem.devices.conv_workspace import runs_on_cudnn, workspace
 from staticmem.eager import trace
 from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import channels_last_strides, contiguous_strides, form_of
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.errors import UsageError
@@ -114,7 +115,7 @@ def recorded(run: Callable[[Eager, Tensor, Tensor], Tensor], x: tuple[int, ...],
     out = run(e, input, weight)
     e.trace.begin("backward")
     grads: dict[int, Tensor] = {}
-    e.hold(weight, Owner("parameter", "w"))
+    e.hold(weight, Owner(Reason.MODEL, "w"))
     run_backward(e, out, e.empty_like(out), grads)
     return [read for reads in e.trace.reads.values() for read in reads]
 

@@ -12,6 +12,7 @@ from observe import Spec, f
 
 from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.ir import dtypes
 from staticmem.ops import lookup
@@ -148,7 +149,7 @@ def theirs(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
 def ours(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
     e = Eager(training=True)
     e.trace.begin("forward")
-    values = Owner("value", "variables of the program")
+    values = Owner(Reason.VALUE, "variables of the program")
 
     def op(target: str, *args: Any) -> Any:
         rule = lookup(target)
@@ -162,17 +163,17 @@ def ours(net: Net, specs: Sequence[Spec]) -> list[tuple[int, int]]:
     for spec in specs:
         leaf = e.empty(spec.shape, dtypes.float32)
         leaf.requires_grad = spec.grad is not False
-        e.hold(leaf, Owner("parameter", ""))
+        e.hold(leaf, Owner(Reason.MODEL, ""))
         leaves.append(leaf)
     start = len(e.trace.buffers)
     e.open_scope()
     out: Tensor = net(op, *leaves)
-    result = Owner("value", "out")
+    result = Owner(Reason.VALUE, "out")
     e.hold(out, result)
     e.release(values)
     e.close_scope()
     root = e.empty_like(out)
-    held = Owner("gradient", "root")
+    held = Owner(Reason.GRADIENT, "root")
     e.hold(root, held)
     e.trace.begin("backward")
     e.grad_enabled = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import OPEN, Hold, Holds
 
 TICKS = st.integers(0, 2**32 - 2)
@@ -27,8 +28,8 @@ def test_what_was_appended_is_read_back(holds: list[Hold]) -> None:
 
 def test_a_hold_is_open_until_it_ends() -> None:
     columns = Holds()
-    index = columns.take(3, "frame", "layer1", 7, 2)
+    index = columns.take(3, Reason.FRAME, "layer1", 7, 2)
     assert columns.ends[index] == OPEN
-    assert columns[index] == Hold(3, "frame", "layer1", 7, None, 2)
+    assert columns[index] == Hold(3, Reason.FRAME, "layer1", 7, None, 2)
     columns.ends[index] = 9
     assert columns[index].end == 9

@@ -8,6 +8,7 @@ import pytest
 
 from staticmem.eager.autograd import Formula, Grads, run_backward
 from staticmem.eager.context import Eager, result_type
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import round_up
 from staticmem.ir import dtypes
@@ -24,7 +25,7 @@ def e() -> Eager:
 def leaf(e: Eager, *shape: int) -> Tensor:
     tensor = e.empty(shape, dtypes.float32)
     tensor.requires_grad = True
-    e.hold(tensor, Owner("parameter", "w"))
+    e.hold(tensor, Owner(Reason.MODEL, "w"))
     return tensor
 
 
@@ -35,7 +36,7 @@ def died(e: Eager, tensor: Tensor) -> bool:
 def test_a_scope_frees_what_nobody_took(e: Eager) -> None:
     e.open_scope()
     lost, kept, owned = (e.empty((4,), dtypes.float32) for _ in range(3))
-    e.hold(owned, Owner("value", "x"))
+    e.hold(owned, Owner(Reason.VALUE, "x"))
     e.close_scope(keep=[kept])
     assert (died(e, lost), died(e, kept), died(e, owned)) == (True, False, False)
 
@@ -43,7 +44,7 @@ def test_a_scope_frees_what_nobody_took(e: Eager) -> None:
 def test_a_storage_lives_as_long_as_one_view_is_held(e: Eager) -> None:
     base = e.empty((4, 6), dtypes.float32)
     view = e.alias(base, (24,), (1,))
-    first, second = Owner("value", "a"), Owner("value", "b")
+    first, second = Owner(Reason.VALUE, "a"), Owner(Reason.VALUE, "b")
     e.hold(base, first)
     e.hold(view, second)
     e.release(first)
@@ -54,7 +55,7 @@ def test_a_storage_lives_as_long_as_one_view_is_held(e: Eager) -> None:
 
 def test_holds_say_who_and_when(e: Eager) -> None:
     tensor = e.empty((4,), dtypes.float32)
-    owner = Owner("frame", "layer1.0")
+    owner = Owner(Reason.FRAME, "layer1.0")
     e.hold(tensor, owner)
     e.empty((4,), dtypes.float32)
     e.release(owner)
@@ -67,7 +68,7 @@ def test_holds_say_who_and_when(e: Eager) -> None:
 def test_releasing_what_is_not_held_is_an_error(e: Eager) -> None:
     tensor = e.empty((4,), dtypes.float32)
     with pytest.raises(AssertionError, match="does not hold"):
-        e.drop(tensor, Owner("value", "x"))
+        e.drop(tensor, Owner(Reason.VALUE, "x"))
 
 
 def test_a_freed_tensor_cannot_be_taken(e: Eager) -> None:
@@ -75,7 +76,7 @@ def test_a_freed_tensor_cannot_be_taken(e: Eager) -> None:
     tensor = e.empty((4,), dtypes.float32)
     e.close_scope()
     with pytest.raises(AssertionError, match="was freed"):
-        e.hold(tensor, Owner("value", "x"))
+        e.hold(tensor, Owner(Reason.VALUE, "x"))
 
 
 def test_saved_tensors_die_with_the_result_when_there_is_no_backward(e: Eager) -> None:
@@ -83,7 +84,7 @@ def test_saved_tensors_die_with_the_result_when_there_is_no_backward(e: Eager) -
     e.open_scope()
     hidden = add(e, x, w)
     out = mul(e, hidden, w)  # saves `hidden`
-    result = Owner("value", "out")
+    result = Owner(Reason.VALUE, "out")
     e.hold(out, result)
     e.close_scope()
     assert not died(e, hidden)
@@ -97,7 +98,7 @@ def test_nothing_is_saved_without_gradients(e: Eager) -> None:
     e.open_scope()
     hidden = add(e, x, w)
     out = mul(e, hidden, w)
-    e.hold(out, Owner("value", "out"))
+    e.hold(out, Owner(Reason.VALUE, "out"))
     e.close_scope()
     assert died(e, hidden)
     assert out.grad_fn is None
@@ -106,7 +107,7 @@ def test_nothing_is_saved_without_gradients(e: Eager) -> None:
 def test_a_parameter_without_path_to_the_loss_gets_no_gradient(e: Eager) -> None:
     used, unused = leaf(e, 4), leaf(e, 4)
     out = mul(e, used, 2.0)
-    e.hold(out, Owner("value", "out"))
+    e.hold(out, Owner(Reason.VALUE, "out"))
     root = e.empty_like(out)
     grads: dict[int, Tensor] = {}
     run_backward(e, out, root, grads)
@@ -116,7 +117,7 @@ def test_a_parameter_without_path_to_the_loss_gets_no_gradient(e: Eager) -> None
 
 def test_a_formula_without_needed_gradient_is_not_run(e: Eager) -> None:
     x, w = e.empty((4,), dtypes.float32), leaf(e, 4)
-    e.hold(x, Owner("input", "x"))
+    e.hold(x, Owner(Reason.OUTSIDE, "x"))
     ran = []
 
     def formula(name: str) -> Formula:
@@ -128,7 +129,7 @@ def test_a_formula_without_needed_gradient_is_not_run(e: Eager) -> None:
 
     out = e.empty((4,), dtypes.float32)
     e.record("Both", out, [x, w], [formula("x"), formula("w")])
-    e.hold(out, Owner("value", "out"))
+    e.hold(out, Owner(Reason.VALUE, "out"))
     run_backward(e, out, e.empty_like(out), {})
     assert ran == ["w"]
 

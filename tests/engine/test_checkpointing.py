@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepared import run_step
 
+from staticmem.eager.reasons import Reason
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Frame, Graph, Op, Ref, Region
@@ -84,7 +85,7 @@ def test_recomputed_tensors_are_activations_and_die_in_backward() -> None:
     again = [b for b in trace.buffers if kernels[b.kernel].phase == "backward" and b.category == "activation"]
     assert [b.nbytes for b in again] == [ACTIVATION] * 6
     assert all(b.died is not None for b in again)
-    held = [h for h in trace.holds if h.kind == "recomputed"]
+    held = [h for h in trace.holds if h.kind is Reason.RECOMPUTED]
     assert {trace.buffers[h.buffer].nbytes for h in held} >= {ACTIVATION}
     assert all(h.end is not None for h in held)
 

@@ -12,6 +12,7 @@ from prepared import clean
 
 from staticmem.compiler.aot.joint import NotTracedError
 from staticmem.compiler.plan import CompiledCall, Output, Plan, PlannedBuffer, Step
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form, contiguous_strides, form_of
 from staticmem.engine.compiled import CompiledRegion
 from staticmem.engine.step import StepResult, StepRun
@@ -110,7 +111,7 @@ def test_reasons_say_what_compiled_code_keeps() -> None:
     result = run(CALL)
     trace = result.trace
     relu = next(b for b in trace.buffers if b.nbytes == 4096 and b.category == "activation")
-    holds = [h for h in trace.holds if h.buffer == relu.id and h.kind == "saved"]
+    holds = [h for h in trace.holds if h.buffer == relu.id and h.kind is Reason.SAVED]
     why = reasons(result.graph, trace.kernels[relu.kernel], relu, holds)
     assert why == ("saved for the backward of linear in net.blocks.0.linear",)
 

@@ -10,7 +10,8 @@ from prepared import run_step
 from small_graphs import Builder
 
 from staticmem.allocators.from_trace import process_of_trace
-from staticmem.engine.held_outputs import BEFORE, HISTORY, OUTPUTS, PREVIOUS
+from staticmem.eager.reasons import Reason
+from staticmem.engine.held_outputs import BEFORE, HISTORY, PREVIOUS
 from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph
 from staticmem.liveness import liveness
@@ -131,7 +132,7 @@ def test_what_they_add_to_the_peak(name: str, words: dict[str, Any]) -> None:
     held, dropped = (liveness(run(GRAPHS[name], outputs=word, **words).trace) for word in ("held", "dropped"))
     assert added_by_held_outputs(held) == held.peak_bytes - dropped.peak_bytes
     assert added_by_held_outputs(dropped) == 0
-    assert OUTPUTS not in dropped.trace.holds.kinds
+    assert Reason.OUTPUTS not in dropped.trace.holds.kinds
 
 
 def test_inference_in_a_loop_holds_the_result_of_the_call_before() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from staticmem.eager.reasons import Reason
 from staticmem.studies import Request, Study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,9 +32,9 @@ def test_a_step_leaves_nothing_behind(path: Path, words: dict[str, Any]) -> None
     left = Counter(hold.kind for hold in trace.holds if hold.end is None)
     gradients = [b for b in trace.buffers if b.category == "gradient" and b.died is None]
     assert gradients
-    assert left["grad"] == len(gradients)
-    assert left["value"] == 1
-    assert left["outputs"] == (words.get("outputs") != "dropped")
+    assert left[Reason.GRAD] == len(gradients)
+    assert left[Reason.VALUE] == 1
+    assert left[Reason.OUTPUTS] == (words.get("outputs") != "dropped")
     assert set(left) <= {"model", "optimizer", "grad", "value", "outputs"}
     held = Counter(hold.buffer for hold in trace.holds if hold.end is None)
     assert {held[b.id] for b in gradients} == {1}

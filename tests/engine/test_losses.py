@@ -8,6 +8,7 @@ import pytest
 
 from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine import losses
 from staticmem.errors import UsageError
@@ -51,16 +52,16 @@ def buffers(shape: tuple[int, ...], dtype: DType, amp: DType | None, run: object
     e.autocast = amp
     output = e.empty(shape, dtype)
     output.requires_grad = True
-    e.hold(output, Owner("value", "output"))
+    e.hold(output, Owner(Reason.VALUE, "output"))
     target = e.empty((shape[0] * shape[1], ) if len(shape) == 3 else (shape[0], *shape[2:]), dtypes.int64)  # fmt: skip
-    e.hold(target, Owner("input", "target"))
+    e.hold(target, Owner(Reason.OUTSIDE, "target"))
     e.open_scope()
     loss: Tensor = run(e, output, target)  # type: ignore[operator]
-    e.hold(loss, Owner("value", "loss"))
+    e.hold(loss, Owner(Reason.VALUE, "loss"))
     e.close_scope()
     e.autocast, e.grad_enabled = None, False
     root = e.empty_like(loss)
-    e.hold(root, Owner("gradient", "root"))
+    e.hold(root, Owner(Reason.GRADIENT, "root"))
     e.trace.begin("backward")
     run_backward(e, loss, root, {})
     return [(b.nbytes, b.dtype.name, b.born, b.died) for b in e.trace.buffers]

@@ -13,6 +13,7 @@ from test_optimizers import SCALAR, place
 
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.engine import optimizers
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
@@ -64,7 +65,7 @@ def test_states_are_those_of_the_package(case: dict[str, Any]) -> None:
     optimizer.make_state()
     found: list[dict[str, int]] = [{} for _ in SHAPES]
     for hold in e.trace.holds:
-        if hold.kind == "optimizer":
+        if hold.kind is Reason.OPTIMIZER:
             buffer = e.trace.buffers[hold.buffer]
             states = found[int(hold.who[1:])]
             key = buffer.name.split(".")[-1]

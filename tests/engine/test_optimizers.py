@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine import optimizers
 from staticmem.engine.optimizer_steps import FACTS
@@ -48,7 +49,7 @@ def place(e: Eager, shapes: tuple[tuple[int, ...], ...] = SHAPES, dtype: DType =
     for k, shape in enumerate(shapes):
         tensor = e.empty(shape, dtype)
         tensor.name = f"p{k}"
-        e.hold(tensor, Owner("model", ""))
+        e.hold(tensor, Owner(Reason.MODEL, ""))
         parameters.append(tensor)
     return parameters
 
@@ -75,7 +76,7 @@ def states(scenario: Scenario, **kwargs: Any) -> list[dict[str, tuple[tuple[int,
     optimizers.make(e, scenario, parameters).make_state()
     found: dict[str, dict[str, tuple[tuple[int, ...], int]]] = {p.name: {} for p in parameters}
     for hold in e.trace.holds:
-        if hold.kind == "optimizer" and hold.who in found:  # not what all parameters share
+        if hold.kind is Reason.OPTIMIZER and hold.who in found:  # not what all parameters share
             buffer = e.trace.buffers[hold.buffer]
             assert (buffer.category, hold.end) == ("optimizer_state", None)
             found[hold.who][buffer.name.split(".")[-1]] = (buffer.shape, buffer.nbytes)
@@ -375,7 +376,7 @@ def test_muon_leaves_the_rest_to_adamw() -> None:
     hidden, embedding, bias = place(e, ((6, 10), (50, 6), (10,)))
     optimizer = optimizers.make(e, Scenario(mode="train", optimizer="muon"), [hidden, embedding, bias], {id(embedding)})
     optimizer.make_state()
-    found = [(h.who, e.trace.buffers[h.buffer].name) for h in e.trace.holds if h.kind == "optimizer"]
+    found = [(h.who, e.trace.buffers[h.buffer].name) for h in e.trace.holds if h.kind is Reason.OPTIMIZER]
     adamw = [(p.name, f"{p.name}.{s}") for p in (embedding, bias) for s in ("exp_avg", "exp_avg_sq")]
     assert found == [(hidden.name, f"{hidden.name}.momentum_buffer"), *adamw]
     assert "1 matrices" in next(iter(optimizer.notes())).text

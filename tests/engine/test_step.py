@@ -8,6 +8,7 @@ import pytest
 from prepared import run_step
 from small_graphs import Builder
 
+from staticmem.eager.reasons import Reason
 from staticmem.engine.step import StepResult
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
@@ -105,7 +106,7 @@ def test_activations_are_gone_after_backward() -> None:
 
 def test_inference_saves_nothing() -> None:
     result = run(mode="infer")
-    assert not [h for h in result.trace.holds if h.kind == "saved"]
+    assert not [h for h in result.trace.holds if h.kind is Reason.SAVED]
     assert result.output_shapes == ((8, 7),)
 
 

@@ -10,6 +10,7 @@ from blocks import ACTIVATION, WIDTH, chain, value
 from prepared import run_step
 
 from staticmem.allocators.from_trace import process_of_trace
+from staticmem.eager.reasons import Reason
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
@@ -89,7 +90,7 @@ def test_layers_before_the_first_that_trains_save_nothing() -> None:
     assert named(result, "optimizer_state") == {
         f"net.{n}.weight.{s}" for n in ("blocks.2.linear", "head") for s in ("exp_avg", "exp_avg_sq")
     }
-    assert {h.op for h in result.trace.holds if h.kind == "saved" and 0 <= h.op < 4} == set()
+    assert {h.op for h in result.trace.holds if h.kind is Reason.SAVED and 0 <= h.op < 4} == set()
     assert result.trained == 2
     assert [p.trainable for p in result.graph.parameters] == [False, False, True, True]
 
@@ -98,7 +99,7 @@ def test_a_frozen_layer_in_between_passes_gradients_on() -> None:
     """It saves its weight only: 2 results (relu of 0, and of 2), and that of block 1, which the next weight needs."""
     middle = run(freeze=r"blocks\.1\.")
     assert named(middle, "gradient") == {f"net.{n}.weight.grad" for n in ("blocks.0.linear", "blocks.2.linear", "head")}
-    saved = {(h.op, middle.trace.buffers[h.buffer].nbytes) for h in middle.trace.holds if h.kind == "saved"}
+    saved = {(h.op, middle.trace.buffers[h.buffer].nbytes) for h in middle.trace.holds if h.kind is Reason.SAVED}
     assert (2, WEIGHT) in saved
     assert (2, ACTIVATION) not in saved
     assert (4, ACTIVATION) in saved
@@ -242,17 +243,17 @@ def test_a_retained_graph_lives_to_the_end_of_the_backward() -> None:
     """`backward(retain_graph=True)`: nothing that the forward saved goes before the last gradient is there."""
     trace = run(retain_graph=True).trace
     last = max(b.born for b in trace.buffers if b.category == "gradient")
-    assert all(h.end is not None and h.end > last for h in trace.holds if h.kind == "saved")
+    assert all(h.end is not None and h.end > last for h in trace.holds if h.kind is Reason.SAVED)
     assert peak(run(retain_graph=True)) > peak(run())
     optimizer = dict(trace.phases)["optimizer"]
-    assert all(h.end is not None and h.end <= optimizer for h in trace.holds if h.kind == "saved")
+    assert all(h.end is not None and h.end <= optimizer for h in trace.holds if h.kind is Reason.SAVED)
 
 
 def test_the_graph_of_a_forward_without_backward_ends_with_it() -> None:
     result = run(backward=False)
     assert [name for name, _ in result.trace.phases] == ["setup", "forward", "optimizer"]
     assert forward_end(result) == forward_end(run())
-    assert all(h.end is not None for h in result.trace.holds if h.kind == "saved")
+    assert all(h.end is not None for h in result.trace.holds if h.kind is Reason.SAVED)
     assert not named(result, "gradient")
 
 

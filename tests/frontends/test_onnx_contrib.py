@@ -10,6 +10,7 @@ from onnx import TensorProto, defs, helper
 from onnx_models import model, node, scalar, targets, value, weight
 
 import staticmem
+from staticmem.eager.reasons import Reason
 from staticmem.engine.interpreter import Interpreter
 from staticmem.frontends.onnx import open_onnx
 from staticmem.ir.graph import Graph
@@ -42,7 +43,7 @@ def shapes(graph: Graph, training: bool = False) -> list[tuple[int, ...]]:
     for given, trained in [*owned, *((v, False) for v in (*graph.inputs, *graph.constant_values.values()))]:
         tensor = e.empty(given.shape or (), given.dtype)
         tensor.requires_grad = training and trained and given.dtype.is_differentiable
-        e.hold(tensor, Owner("model", given.name))
+        e.hold(tensor, Owner(Reason.MODEL, given.name))
         interpreter.define(given.name, tensor)
     e.trace.begin("forward")
     outputs = interpreter.forward()

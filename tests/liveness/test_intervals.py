@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prepared import run_step
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import OPEN, Buffer, Trace, round_up
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
@@ -41,7 +42,7 @@ class Recorder:
         return number
 
     def hold(self, number: int) -> None:
-        hold = self.trace.holds.take(number, "value", f"owner{len(self.trace.holds)}", self.trace.ticks)
+        hold = self.trace.holds.take(number, Reason.VALUE, f"owner{len(self.trace.holds)}", self.trace.ticks)
         self.owners.setdefault(number, []).append(hold)
 
     def let_go(self, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import Buffer, Hold, Kernel
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op
@@ -28,29 +29,29 @@ def said(*holds: Hold, category: str = "activation") -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("kind", "who", "op", "sentence"),
     [
-        ("saved", "ReluBackward0", 0, "saved for the backward of relu in layer1.relu"),
-        ("saved", "NonzeroBackward0", 1, "saved for the backward of NonZero"),
-        ("saved", "NllLossBackward0", -1, "saved for the backward of the loss (NllLossBackward0)"),
-        ("recomputed", "ReluBackward0", 0, "run again for the backward of relu in layer1.relu"),
-        ("recomputed", "NllLossBackward0", 2, "run again for the backward of the loss (NllLossBackward0)"),
-        ("gradient", "ReluBackward0", 0, "gradient on its way to the backward of relu in layer1.relu"),
-        ("gradient", "NllLossBackward0", -1, "gradient on its way to the backward of the loss (NllLossBackward0)"),
-        ("gradient", "root gradient", -1, "first gradient of backward()"),
-        ("checkpoint", "layer1", -1, "input of the checkpoint of layer1, which runs again from it"),
-        ("checkpoint", "", -1, "input of the checkpoint of the model, which runs again from it"),
-        ("local", "grads", -1, "variable grads of optimizer.step()"),
-        ("grad", "fc.weight", -1, "gradient of fc.weight"),
-        ("frame", "layer1", -1, "argument of layer1, which has not returned"),
-        ("frame", "", -1, "held by the model's forward"),
-        ("value", "loss", -1, "the loss"),
-        ("value", "add_3", -1, "value add_3, which is used later"),
-        ("optimizer", "fc.weight", -1, "optimizer state of fc.weight"),
-        ("autocast", "weight cache", -1, "autocast's cache of cast weights"),
-        ("other", "somebody", -1, "other somebody"),
-        ("other", "", -1, "other"),
+        (Reason.SAVED, "ReluBackward0", 0, "saved for the backward of relu in layer1.relu"),
+        (Reason.SAVED, "NonzeroBackward0", 1, "saved for the backward of NonZero"),
+        (Reason.SAVED, "NllLossBackward0", -1, "saved for the backward of the loss (NllLossBackward0)"),
+        (Reason.RECOMPUTED, "ReluBackward0", 0, "run again for the backward of relu in layer1.relu"),
+        (Reason.RECOMPUTED, "NllLossBackward0", 2, "run again for the backward of the loss (NllLossBackward0)"),
+        (Reason.GRADIENT, "ReluBackward0", 0, "gradient on its way to the backward of relu in layer1.relu"),
+        (Reason.GRADIENT, "NllLossBackward0", -1, "gradient on its way to the backward of the loss (NllLossBackward0)"),
+        (Reason.GRADIENT, "root gradient", -1, "first gradient of backward()"),
+        (Reason.CHECKPOINT, "layer1", -1, "input of the checkpoint of layer1, which runs again from it"),
+        (Reason.CHECKPOINT, "", -1, "input of the checkpoint of the model, which runs again from it"),
+        (Reason.LOCAL, "grads", -1, "variable grads of optimizer.step()"),
+        (Reason.GRAD, "fc.weight", -1, "gradient of fc.weight"),
+        (Reason.FRAME, "layer1", -1, "argument of layer1, which has not returned"),
+        (Reason.FRAME, "", -1, "held by the model's forward"),
+        (Reason.VALUE, "loss", -1, "the loss"),
+        (Reason.VALUE, "add_3", -1, "value add_3, which is used later"),
+        (Reason.OPTIMIZER, "fc.weight", -1, "optimizer state of fc.weight"),
+        (Reason.AUTOCAST, "weight cache", -1, "autocast's cache of cast weights"),
+        (Reason.MODULE, "rel_indices", -1, "module rel_indices"),
+        (Reason.RANK, "the all-gather of layer1", -1, "the all-gather of layer1"),
     ],
 )
-def test_each_owner_has_a_sentence(kind: str, who: str, op: int, sentence: str) -> None:
+def test_each_owner_has_a_sentence(kind: Reason, who: str, op: int, sentence: str) -> None:
     assert said(Hold(0, kind, who, 0, None, op)) == (sentence,)
 
 
@@ -62,18 +63,18 @@ def test_each_owner_has_a_sentence(kind: str, who: str, op: int, sentence: str) 
     ],
 )  # fmt: skip
 def test_what_the_model_has(category: str, sentence: str) -> None:
-    assert said(Hold(0, "model", "", 0, None), category=category) == (sentence,)
+    assert said(Hold(0, Reason.MODEL, "", 0, None), category=category) == (sentence,)
 
 
 def test_owners_for_the_whole_step_explain_it_alone() -> None:
     """And the same sentence is said once."""
-    passing = Hold(0, "saved", "ReluBackward0", 0, None, 0)
-    for kind in ("model", "optimizer", "grad"):
+    passing = Hold(0, Reason.SAVED, "ReluBackward0", 0, None, 0)
+    for kind in (Reason.MODEL, Reason.OPTIMIZER, Reason.GRAD):
         lasting = Hold(0, kind, "w", 0, None)
         assert len(said(passing, lasting, passing)) == 1
         assert said(passing, lasting) == said(lasting) != said(passing)
     assert said(passing, passing) == said(passing)
-    both = said(passing, Hold(0, "frame", "layer1", 0, None))
+    both = said(passing, Hold(0, Reason.FRAME, "layer1", 0, None))
     assert both == ("saved for the backward of relu in layer1.relu", "argument of layer1, which has not returned")
 
 

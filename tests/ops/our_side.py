@@ -9,6 +9,7 @@ from observe import Case, Observation, View
 
 from staticmem.eager.autograd import Formula, Grads, run_backward
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Storage, Tensor
 from staticmem.engine.offloading import Offloading
 from staticmem.ir import dtypes
@@ -41,7 +42,7 @@ class Run:
 
             def arrived(e: Eager, grads: Grads, need: Sequence[bool]) -> list[Tensor | None]:
                 self.seen.grads[f"in{index}"] = None if grads[0] is None else self.view(grads[0])
-                kept = Owner("kept", "")
+                kept = Owner(Reason.OUTSIDE, "")
                 for grad in grads:
                     if grad is not None:
                         e.hold(grad, kept)
@@ -49,12 +50,12 @@ class Run:
 
             anchor = self.e.empty((), dtypes.float32)
             anchor.requires_grad = True
-            self.e.hold(anchor, Owner("anchor", ""))
+            self.e.hold(anchor, Owner(Reason.OUTSIDE, ""))
             self.e.record("Source", tensor, [anchor], [Formula((0,), arrived)])
             node = tensor.grad_fn
             assert node is not None
             node.sequence -= 1000  # after all else: gradients stay until the end
-        self.e.hold(tensor, Owner("input", f"in{index}"))
+        self.e.hold(tensor, Owner(Reason.OUTSIDE, f"in{index}"))
         return tensor
 
     def label(self, storage: Storage) -> str:
@@ -90,7 +91,7 @@ class Run:
         e.saved_hooks.extend(self.hooks)
         result = case.program(self.op, *inputs)
         outputs = [result] if isinstance(result, Tensor) else list(result or ())
-        program = Owner("program", "")
+        program = Owner(Reason.OUTSIDE, "")
         for out in outputs:
             e.hold(out, program)
         e.close_scope()
@@ -125,7 +126,7 @@ class Run:
         e.trace.begin("backward")
         first = len(e.trace.buffers)
         join = e.empty((), dtypes.float32)
-        held = Owner("root", "")
+        held = Owner(Reason.OUTSIDE, "")
         e.hold(join, held)
         roots = []
         for k in chosen:

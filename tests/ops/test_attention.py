@@ -12,6 +12,7 @@ import pytest
 from staticmem.eager import strides as strides_of
 from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType, bfloat16, bool_, float16, float32, float64
@@ -28,7 +29,7 @@ class Bench:
 
     def __init__(self, training: bool = True) -> None:
         self.e = Eager(training)
-        self.owner = Owner("model", "")
+        self.owner = Owner(Reason.MODEL, "")
 
     def tensor(self, *shape: int, dtype: DType = float32, grad: bool = True) -> Tensor:
         tensor = self.e.empty(shape, dtype, kernel="model")
@@ -55,7 +56,7 @@ class Bench:
 
     def saved(self) -> list[int]:
         """Bytes of what backward nodes hold, in order."""
-        return [self.e.trace.buffers[h.buffer].nbytes for h in self.e.trace.holds if h.kind == "saved"]
+        return [self.e.trace.buffers[h.buffer].nbytes for h in self.e.trace.holds if h.kind is Reason.SAVED]
 
 
 def attention(dtype: DType = float32, head: int = D, mask: Any = None, dropout: float = 0.0, sdpa: str = "auto",

@@ -7,6 +7,7 @@ import pytest
 from observe import Case, Observation, b, call, f, h, i
 
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner
 from staticmem.eager.trace import Copies
 from staticmem.ir import dtypes
@@ -192,9 +193,9 @@ def test_softmax_saved_its_input_before_1_11() -> None:
         e, _ = older(release)
         scores = e.empty((4, 8), dtypes.float32)
         scores.requires_grad = True
-        e.hold(scores, Owner("input", "scores"))
+        e.hold(scores, Owner(Reason.OUTSIDE, "scores"))
         softmax(e, scores, -1)
-        assert sum(hold.kind == "saved" for hold in e.trace.holds) == count
+        assert sum(hold.kind is Reason.SAVED for hold in e.trace.holds) == count
 
 
 def test_convolution_saved_a_contiguous_input_before_1_11() -> None:
@@ -204,11 +205,11 @@ def test_convolution_saved_a_contiguous_input_before_1_11() -> None:
         frames, weight = e.empty((8, 8, 3, 2), dtypes.float32), e.empty((4, 3, 1, 1), dtypes.float32)
         weight.requires_grad = True
         for tensor in (frames, weight):
-            e.hold(tensor, Owner("input", ""))
+            e.hold(tensor, Owner(Reason.OUTSIDE, ""))
         image = e.alias(frames, (2, 3, 8, 8), (1, 2, 48, 6))
         out = convolution(e, image, weight, None, 1, 0, 1, False, 0, 1)
         assert names.count("aten.clone.default") == copies
-        saved = {hold.buffer for hold in e.trace.holds if hold.kind == "saved"}
+        saved = {hold.buffer for hold in e.trace.holds if hold.kind is Reason.SAVED}
         assert (frames.storage.id in saved) == (copies == 0)
         taken = [read for reads in e.trace.reads.values() for read in reads if isinstance(read, Copies)]
         assert taken == ([] if copies else [Copies((image.nbytes,))])
@@ -221,7 +222,7 @@ def test_rms_norm_was_a_chain_of_ops_before_2_9() -> None:
     x, weight = e.empty((4, 8), dtypes.bfloat16), e.empty((8,), dtypes.bfloat16)
     for tensor in (x, weight):
         tensor.requires_grad = True
-        e.hold(tensor, Owner("input", ""))
+        e.hold(tensor, Owner(Reason.OUTSIDE, ""))
     out = rms_norm(e, x, (8,), weight)
     assert out.dtype is dtypes.bfloat16
     assert [name.split(".")[1] for name in names] == "_to_copy pow mean add_ rsqrt mul _to_copy mul".split()

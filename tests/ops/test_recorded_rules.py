@@ -11,6 +11,7 @@ from suite import CASES
 
 from staticmem.eager.calls import call_again
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.recording import record_call
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.eager.trace import Trace
@@ -61,7 +62,7 @@ def test_a_record_repeats_the_rule(case: Case) -> None:
 def operand(e: Eager, *shape: int) -> Tensor:
     tensor = e.empty(shape, dtypes.float32)
     tensor.requires_grad = True
-    e.hold(tensor, Owner("parameter", "w"))
+    e.hold(tensor, Owner(Reason.MODEL, "w"))
     return tensor
 
 

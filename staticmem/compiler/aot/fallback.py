@@ -12,6 +12,7 @@ from typing import Any
 
 from staticmem.eager.autograd import run_backward
 from staticmem.eager.context import Eager
+from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form
 from staticmem.eager.tensor import Node as Recorded
 from staticmem.eager.tensor import Owner, Storage, Tensor
@@ -86,7 +87,7 @@ class _Run:
         result = rule.function(e, *given, **named)
         listed = [result] if isinstance(result, Tensor) else list(result or ())
         self.results = [tensor for tensor in listed if isinstance(tensor, Tensor)]
-        owner = Owner("program", "")
+        owner = Owner(Reason.OUTSIDE, "")
         for tensor in self.results:
             e.hold(tensor, owner)
         e.close_scope()
@@ -100,7 +101,7 @@ class _Run:
         if value not in self.inputs:
             tensor = self.e.empty(value.shape, value.dtype, value.strides)
             tensor.requires_grad = self.t.grad_enabled and self.t.needs_grad(value)
-            self.e.hold(tensor, Owner("input", ""))
+            self.e.hold(tensor, Owner(Reason.OUTSIDE, ""))
             self.inputs[value] = tensor
         return self.inputs[value]
 
@@ -138,7 +139,7 @@ class _Run:
             given = [(root, grad) for (_, root), grad in zip(recorded, grads, strict=True) if grad is not None]
             roots = [e.empty(grad.shape, grad.dtype, grad.strides) for _, grad in given]
             for root in roots:
-                e.hold(root, Owner("root", ""))
+                e.hold(root, Owner(Reason.OUTSIDE, ""))
             gradients: dict[int, Tensor] = {}
             run_backward(e, [root for root, _ in given], roots, gradients)
             forms = [gradients[id(tensor)].form if id(tensor) in gradients else None for _, tensor in leaves]

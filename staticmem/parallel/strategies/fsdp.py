@@ -29,6 +29,7 @@ from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
+from staticmem.eager.reasons import Reason
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import HALVES, DType, float32, uint8
@@ -314,7 +315,7 @@ def keep_types(rewrite: Rewrite, declared: Mapping[str, Value], compute: DType) 
             continue
         if piece.category == "input":
             for start, after in pairwise([*starts, rewrite.trace.ticks]):
-                ends = [h.end for h in piece.holds if h.kind != "model" and start <= h.start < after]
+                ends = [h.end for h in piece.holds if h.kind is not Reason.MODEL and start <= h.start < after]
                 at, end = (start, BEFORE), max([start, *(tick for tick in ends if tick is not None)])
                 call, holder = "FSDP cast of inputs", "the forward of the model"
                 rewrite.add(piece.name, piece.nbytes, compute, at, call, holder, died=(end, BEFORE), category="input")

@@ -1,0 +1,61 @@
+"""Why a buffer is held: one member for each kind of owner, with the sentence that reports say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class Reason(str, Enum):
+    """Why an owner holds a buffer: a name for traces, a sentence, and sentences of owners that have one of their own.
+
+    Words of a sentence: `who` is the owner's name, `short` that of a kernel, `node` the op whose backward waits, or the
+    loss, `op` the op that computes, and `use` what uses it.
+    """
+
+    text: str
+    special: Mapping[str, str]  # by the owner's name; those of the model by what the buffer is
+
+    VALUE = "value", "value {who}, which is used later", {"loss": "the loss"}
+    FRAME = "frame", "argument of {who}, which has not returned", {"": "held by the model's forward"}
+    MODEL = (
+        "model", "held by the model",
+        {"parameter": "parameter", "buffer": "buffer of the model", "input": "given by the caller"},
+    )  # fmt: skip
+    MODULE = "module", "module {who}"  # an attribute that code assigns
+    OUTPUTS = "outputs", "{who}, which the loop holds"
+    SAVED = "saved", "saved for the backward of {node}"
+    RECOMPUTED = "recomputed", "run again for the backward of {node}"
+    CHECKPOINT = (
+        "checkpoint", "input of the checkpoint of {who}, which runs again from it",
+        {"": "input of the checkpoint of the model, which runs again from it"},
+    )  # fmt: skip
+    GRADIENT = (
+        "gradient", "gradient on its way to the backward of {node}",
+        {"root gradient": "first gradient of backward()", "AccumulateGrad": "gradient on its way to its parameter"},
+    )  # fmt: skip
+    GRAD = "grad", "gradient of {who}"
+    OPTIMIZER = "optimizer", "optimizer state of {who}"
+    LOCAL = "local", "variable {who} of optimizer.step()"
+    AUTOCAST = "autocast", "autocast's cache of cast weights"
+    AUTOGRAD = "autograd", "autograd {who}"
+    OFFLOAD = "offload", "offload {who}"
+    COMPILED = "compiled", "used later by the compiled code: {short}{use}"
+    COMPILED_AGAIN = "recomputed in backward", "recomputed in backward: {op}"
+    RANK = "rank", "{who}"  # what a strategy of several GPUs does, in its own words
+    OUTSIDE = "outside", "outside {who}"  # of ops that run by themselves: traced calls, recorded formulas
+
+    def __new__(cls, name: str, text: str, special: Mapping[str, str] | None = None) -> Reason:
+        reason = str.__new__(cls, name)
+        reason._value_, reason.text, reason.special = name, text, special or {}
+        return reason
+
+    @property
+    def lasts(self) -> bool:
+        """Whether such an owner keeps a buffer for the whole step, so that no other explains it."""
+        return self in (Reason.MODEL, Reason.OPTIMIZER, Reason.GRAD)
+
+    def sentence(self, category: str, **words: str) -> str:
+        """What reports say of such an owner of a buffer of `category`."""
+        key = category if self is Reason.MODEL else words["who"]
+        return self.special.get(key) or self.text.format(**words)
