@@ -208,6 +208,15 @@ def slice_(low: Lowering, node: Node) -> Lowered:
     return viewed(low, node, slice_step(value, dim, start, end, args[3] or 1))
 
 
+@rule("aten::glu")
+def gated_half(low: Lowering, node: Node) -> Lowered:
+    """One half times the sigmoid of the other."""
+    value, dim = low.value(node.args[0]), node.args[1] % len(node.shape)
+    size = node.shape[dim]
+    reads, weights = loads([value.view(slice_step(value, dim, at, at + size, 1)) for at in (0, size)], node.shape)
+    return low.pointwise(node.shape, node.tensor.dtype, reads, {**weights, ("sigmoid", node): 1, ("mul", node): 1})
+
+
 @rule("aten::select")
 def select(low: Lowering, node: Node) -> Lowered:
     value = low.value(node.args[0])

@@ -273,9 +273,7 @@ def accesses(node: SNode) -> None:
         return
     strides, offset = written
     kept = [dim for dim in order if dim < len(loops.shape)]
-    node.writes[out.number] = linear(
-        tuple(strides[dim] for dim in kept), tuple(loops.loops[dim] for dim in kept), offset
-    )
+    node.writes[out.number] = linear(tuple(strides[d] for d in kept), tuple(loops.loops[d] for d in kept), offset)
 
 
 def _over_loops(expression: expressions.Expression, sizes: Shape, hints: tuple[int, ...]) -> Access:

@@ -120,7 +120,8 @@ def holds_rows(node: SNode, schedule: Schedule, local: Collection[int]) -> bool:
     along = {_along_rows(single) for single in singles if single.reduction}
     whole = {n for one in singles if one.group == (outer * inner, 1) for n in (*one.reads, *one.writes)}
     accesses = [*_flat(node.reads.items()), *node.writes.items()]
-    if along == {True} and all(_dense(access) for number, access in accesses if number in whole):
+    ends = [access[0][-1:] for number, access in accesses if number in whole and isinstance(access[0], tuple)]
+    if along == {True} and all(end in ((), (1,)) for end in ends):  # `stride1_for_last_dim`
         return True
     if along == {False}:
         return False
@@ -153,8 +154,3 @@ def _along_rows(single: SNode) -> bool | None:
             strides, sizes, _ = access
             votes.append(1 in strides and numel(sizes[: strides.index(1) + 1]) > outer)
     return 2 * sum(votes) > len(votes)
-
-
-def _dense(access: Access) -> bool:
-    """`stride1_for_last_dim`."""
-    return not isinstance(access[0], tuple) or not access[0] or access[0][-1] == 1

@@ -211,3 +211,12 @@ def test_padding_of_strides() -> None:
     wide = call("aten::expand", [w, (16, 1027, 64)], (16, 1027, 64))
     made = plan(graph(call("aten::bmm", [values[0], wide], (16, 1027, 64))), inference=True)
     assert made.buffers[0].form.strides == (1027 * 1056, 1056, 1)
+
+
+def test_a_gated_half_is_no_kernel_of_its_own() -> None:
+    """`glu` of lowering.py: two slices, a sigmoid and a product, which what follows computes with it."""
+    x = given((64, 2048))
+    gated = call("aten::glu", (x, -1), BIG)
+    made = plan(graph(call("aten::add.Tensor", (gated, given(BIG, "y")), BIG)))
+    assert shapes(made) == [BIG]
+    assert len(kernels(made)) == 1
