@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from staticmem.devices.gpus import Gpu
 from staticmem.ir.record import record
-from staticmem.ops.attention import PADDED_HEADS
+from staticmem.ops.registry import PADDED_HEADS
 from staticmem.version import cuda_of_build, torch_release
 
 Capability = tuple[int, int]
@@ -83,7 +83,7 @@ class Needs:
     """What a step needs of a chip: whether it computes in bfloat16, by autocast or otherwise, whether it runs code of
     torch.compile, and such code in bfloat16, and a kernel of it that PyTorch has in bfloat16 from compute capability
     8.0 on alone, empty for none; which heads of attention in other types have another kernel before that
-    (`ops.attention.PADDED_HEADS`, `ANY_HEADS`).
+    (`ops.registry.PADDED_HEADS`, `ANY_HEADS`).
     """
 
     bfloat16: bool = False

@@ -30,8 +30,7 @@ from staticmem.engine.step import StepResult
 from staticmem.frontends.recent import Recent
 from staticmem.ir.dtypes import bfloat16
 from staticmem.ir.record import record
-from staticmem.ops.attention import ANY_HEADS, PADDED_HEADS
-from staticmem.ops.registry import FROM_AMPERE
+from staticmem.ops.registry import ANY_HEADS, FROM_AMPERE, PADDED_HEADS
 from staticmem.units import Band
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from staticmem.ir.record import record
@@ -30,14 +31,8 @@ class LossOfStep(Protocol):
 
     values: Sequence[str]  # names of the outputs that it is of
     name: str
-
-    @property
-    def is_output(self) -> bool:
-        """Whether it is one of the outputs."""
-
-    @property
-    def ops_after_model(self) -> int:
-        """How many ops at the graph's end are of the training loop."""
+    is_output: bool  # it is one of the outputs
+    ops_after_model: int  # how many ops at the graph's end are of the training loop
 
     def compute(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """What backward starts from: the loss, or all outputs."""
@@ -53,6 +48,7 @@ class RunningStep(Protocol):
     e: Eager
     interpreter: Interpreter
     criterion: LossOfStep
+    has_own_loss: bool  # the recording has the loss of the code
     loss: Owner  # variables of the loop
     outputs: Owner
     in_function: bool
@@ -66,8 +62,6 @@ class RunningStep(Protocol):
     compiled: Any
     compiled_policies: Collection[Policy]
 
-    @property
-    def has_own_loss(self) -> bool: ...
     def place(self, value: Value, category: str, name: str, cast: bool = True) -> Tensor: ...
     def kept_of_ctx(self) -> dict[str, str]: ...
     def owners_of_graph(self) -> tuple[Owner, ...]: ...
@@ -120,7 +114,7 @@ class Row:
 
     module: str
     name: str
-    applies: Callable[[RunningStep], bool]
+    applies: Callable[[RunningStep], object]
     infers: bool = False  # inferences have it too
 
 
@@ -145,18 +139,18 @@ def _holds_outputs(step: RunningStep) -> bool:
 
 
 FEATURES = (  # in the order in which they act at one moment
-    Row("grad_scaler", "GradScaler", lambda step: step.scenario.grad_scaler),
-    Row("old_gradients", "OldGradients", lambda step: step.scenario.gradients_at_start),
-    Row("input_gradients", "InputGradients", lambda step: bool(step.scenario.input_grad)),
-    Row("criterion", "Criterion", _has_one_loss),
+    Row("grad_scaler", "GradScaler", attrgetter("scenario.grad_scaler")),
+    Row("old_gradients", "OldGradients", attrgetter("scenario.gradients_at_start")),
+    Row("input_gradients", "InputGradients", attrgetter("scenario.input_grad")),
+    Row("losses", "Criterion", _has_one_loss),
     Row("loss_terms", "SumOfTerms", _has_several_losses),
-    Row("compiled_step", "CompiledCode", lambda step: bool(step.scenario.compile), infers=True),
+    Row("compiled_step", "CompiledCode", attrgetter("scenario.compile"), infers=True),
     Row("checkpointing", "CheckpointedCode", _has_checkpoints),
     Row("float32_outputs", "Float32Outputs", _casts_outputs),
     Row("offloading", "OffloadedActivations", lambda step: step.scenario.offload_activations != ON_GPU),
     Row("held_outputs", "HeldOutputs", _holds_outputs, infers=True),
-    Row("previous_loss", "PreviousLoss", lambda step: True),
-    Row("clipping", "ClippedGradients", lambda step: bool(step.scenario.clip_grad_norm)),
+    Row("previous_loss", "PreviousLoss", attrgetter("training")),
+    Row("clipping", "ClippedGradients", attrgetter("scenario.clip_grad_norm")),
 )
 
 

@@ -13,7 +13,6 @@ from staticmem.eager.context import Eager
 from staticmem.eager.strides import Shape
 from staticmem.eager.tensor import Tensor
 from staticmem.engine import losses
-from staticmem.engine.criterion import Criterion
 from staticmem.engine.features import RunningStep
 from staticmem.engine.shapes import value_infos
 from staticmem.errors import UsageError, closest
@@ -185,7 +184,7 @@ def notes_on(graph: Graph, terms: Sequence[TermOfOutput]) -> list[Note]:
     return notes
 
 
-class SumOfTerms(Criterion):
+class SumOfTerms(losses.Criterion):
     """A loss over several outputs."""
 
     def __init__(self, step: RunningStep) -> None:
@@ -194,11 +193,8 @@ class SumOfTerms(Criterion):
         self.values = [one.value for one in self.terms]
         self.name = name_of(self.terms)
         self.targets: dict[str, Tensor] = {}
-
-    @property
-    def is_output(self) -> bool:
         (first, *others) = self.terms
-        return not others and first.term.kind == ITSELF and not first.term.weight
+        self.is_output = not others and first.term.kind == ITSELF and not first.term.weight
 
     def place(self) -> None:
         """Places the targets."""

@@ -1,4 +1,4 @@
-"""Losses as PyTorch runs them, and the choice of one from the output's shape."""
+"""Losses as PyTorch runs them, the choice of one from the output's shape, and that of a training step."""
 
 from __future__ import annotations
 
@@ -8,19 +8,61 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.engine.features import Feature, RunningStep
+from staticmem.engine.shapes import output_shape
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
+from staticmem.ir.graph import Note, Value
 from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call
 from staticmem.ops.reduction import mean
 from staticmem.ops.registry import rule_of
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import flatten
+from staticmem.scenario.losses import AFTER_THE_MODEL, HEAD_LOSSES, OF_THE_MODEL
 
 _WITH_TARGET_OF_THE_OUTPUT = ("mse", "l1", "smooth-l1", "bce")  # of its shape
+_AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of the model
 _CALLS = {
     "l1": "aten::l1_loss", "smooth-l1": "aten::smooth_l1_loss", "bce": "aten::binary_cross_entropy_with_logits",
 }  # fmt: skip
+
+
+class Criterion(Feature):
+    """A loss of the first output; `auto` is decided by its shape."""
+
+    def __init__(self, step: RunningStep) -> None:
+        super().__init__(step)
+        step.criterion = self
+        self.values: Sequence[str] = step.graph.outputs[:1]  # the outputs that it is of
+        self.name = step.scenario.loss
+        self.target: Tensor | None = None
+        self.ops_after_model = int(self.name in AFTER_THE_MODEL and not step.has_own_loss)
+        self.is_output = self.name in _AN_OUTPUT or step.has_own_loss
+
+    def place(self) -> None:
+        """Places the target."""
+        step = self.step
+        shape = output_shape(step.graph)
+        if step.has_own_loss:
+            if self.name not in ("auto", "none"):
+                text = f"--loss {self.name} is not used: the recording has the loss of the code"
+                step.notes.append(Note("warning", "SM329", text))
+            self.name = "none"
+        if self.name in HEAD_LOSSES:  # the graph ends with it
+            return
+        if self.name == "auto":
+            self.name = choose(shape)
+            text = f"loss: {self.name}, chosen by the output's shape {list(shape)} (--loss changes it)"
+            step.notes.append(Note("assumption", "SM330", text))
+        target = target_of(self.name, shape)
+        if target is not None:
+            self.target = step.place(Value("target", target[1], target[0]), "input", "target")
+
+    def compute(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """What backward starts from: the loss, or all outputs."""
+        several = outputs if self.name == "outputs" else outputs[:1]
+        return [run(self.e, self.name, output, self.target) for output in several]
 
 
 def choose(shape: layout.Shape) -> str:

@@ -117,6 +117,7 @@ class StepRun:
         self.grads, self.received = e.grads, e.received
         self.with_gradient: Sequence[Tensor] = ()  # parameters that get one
         self.gradients_of_leaves: Sequence[Owner] = ()
+        self.has_own_loss = graph.recorded is not None and graph.recorded.loss
         self.notes: list[Note] = []
         self.checkpoints: tuple[Region, ...] = ()
         self.recomputed: tuple[int, ...] = ()
@@ -209,11 +210,6 @@ class StepRun:
         names = values_of_loss(other, of_loss) - left_frozen(other) - here
         trained = {id(env[name]) for name in names if name in env}
         optimizers.make(self.e, self.scenario, [p for p in parameters if id(p) in trained]).make_state()
-
-    @property
-    def has_own_loss(self) -> bool:
-        """Whether the recording has the loss of the code."""
-        return self.graph.recorded is not None and self.graph.recorded.loss
 
     # -- set-up --------------------------------------------------------------------------------------------------
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticmem.frontends import recording_format as written
-from staticmem.frontends import traced_sizes
-from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.graph import Note
+
+if TYPE_CHECKING:
+    from staticmem.frontends.recorded import RecordedModel
 
 NO_GRAPH = b""  # the JSON of the graph of an archive that has none
 ZIP_DATE = (1980, 1, 1, 0, 0, 0)  # the same bytes at every export
@@ -66,6 +67,8 @@ def of_proto(proto: Any, path: str) -> tuple[RecordedModel | None, bool]:
     text = next((p.value for p in proto.metadata_props if p.key == written.PROPERTY), None)
     if text is None:
         return None, False
+    from staticmem.frontends.recorded import RecordedModel  # few files carry one
+
     document = written.unpack(written.from_text(text, path), path)
     if document.get("graph") == fingerprint_of_proto(proto.graph):
         return RecordedModel(path, document, "onnx"), False
@@ -82,6 +85,8 @@ def of_archive(archive: zipfile.ZipFile, graph: bytes, path: str) -> tuple[Recor
             text = archive.read(info).decode("ascii", "replace")
             document = written.unpack(written.from_text(text, path), path)
             if document.get("graph") == fingerprint_of_json(graph):
+                from staticmem.frontends.recorded import RecordedModel
+
                 return RecordedModel(path, document, "pt2"), False
             return None, True
     return None, False
@@ -97,6 +102,8 @@ STALE = Note(
 
 def into_archive(data: bytes, document: dict[str, Any]) -> bytes:
     """The bytes of an archive with a recording, in place of the one that it has and of sizes, which it knows."""
+    from staticmem.frontends import traced_sizes  # exports alone write one
+
     packed = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(packed, "w") as target:
         replaced = (f"/extra/{written.MEMBER}", f"/extra/{traced_sizes.NAME}")

@@ -31,7 +31,18 @@ from staticmem.ops.linear import matmul
 from staticmem.ops.onnx import Calls, Context, Results, Shape, integer, like_first, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad, repeat_interleave
-from staticmem.ops.registry import KernelCall, Shapes, Temporary, declare, from_ampere, rule, size_of, workspace
+from staticmem.ops.registry import (
+    ANY_HEADS,
+    PADDED_HEADS,
+    KernelCall,
+    Shapes,
+    Temporary,
+    declare,
+    from_ampere,
+    rule,
+    size_of,
+    workspace,
+)
 from staticmem.ops.rotation import rotated
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import expand, slice_, transpose
@@ -199,13 +210,6 @@ def scaled_dot_product_attention(
         query, key, value = (pad(e, t, (0, 8 - head % 8)) for t in (query, key, value))
         return slice_(e, _fused(e, query, key, value, attn_mask, choice.kernel), -1, 0, head)
     return _fused(e, query, key, value, attn_mask, choice.kernel)
-
-
-# What is added to the reason of a choice where cards before compute capability 8.0 run another kernel, which takes
-# other memory (sdp_utils.cpp: `check_flash_attention_hardware_support`, `minimum_gemm_alignment`). The
-# memory-efficient kernel refuses heads that flash pads, in half precision from 7.0 on; in float32 it takes any there.
-PADDED_HEADS = "; before compute capability 8.0 no kernel pads heads"
-ANY_HEADS = "; before compute capability 8.0 efficient takes heads of any size"
 
 
 def _before_ampere(choice: Choice, query: Tensor) -> str:

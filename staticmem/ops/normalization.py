@@ -18,7 +18,6 @@ from staticmem.ops.arithmetic import div, mul
 from staticmem.ops.casts import to_copy
 from staticmem.ops.onnx import Calls, Context, Results, Shape, declare_sizes, integer, like_first, real, translation
 from staticmem.ops.pointwise import end_statement, grad_of
-from staticmem.ops.rearranging import repeat
 from staticmem.ops.reduction import norm
 from staticmem.ops.registry import KernelCall, Temporary, declare, function_of, rule, workspace
 from staticmem.ops.views import contiguous, reshape, transpose
@@ -125,6 +124,7 @@ def instance_norm(
     """Batch norm over a (1, N*C, ...) view; parameters and running statistics are repeated N times first."""
     n, c = input.shape[:2]
     given = (weight, bias, running_mean, running_var)
+    repeat = function_of("aten::repeat")
     weights, biases, means, variances = (None if t is None else repeat(e, t, (n,)) for t in given)
     flat = reshape(e, contiguous(e, input), (1, n * c, *input.shape[2:]))
     e.open_scope()

@@ -312,6 +312,11 @@ def workspace(kernels: str, results: int = 1, by_card: bool = False) -> Callable
 
 # what kernels are that PyTorch has in bfloat16 from compute capability 8.0 on alone, by their names in traces
 FROM_AMPERE: dict[str, str] = {}  # of the families that are imported
+# What is added to the reason of a choice where cards before compute capability 8.0 run another kernel, which takes
+# other memory (sdp_utils.cpp: `check_flash_attention_hardware_support`, `minimum_gemm_alignment`). The
+# memory-efficient kernel refuses heads that flash pads, in half precision from 7.0 on; in float32 it takes any there.
+PADDED_HEADS = "; before compute capability 8.0 no kernel pads heads"
+ANY_HEADS = "; before compute capability 8.0 efficient takes heads of any size"
 
 
 def from_ampere(kernels: str, what: str) -> None:

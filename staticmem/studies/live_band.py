@@ -54,11 +54,14 @@ def moved_by_unknown_ops(result: StepResult) -> tuple[int, int]:
     return kept, 2 * sum(result.unknown_bytes.values()) + kept
 
 
-def questions() -> tuple[Question, ...]:
+def questions(scenario: Scenario) -> tuple[Question, ...]:
     """What passes leave open beside what runs in place: each gives the graphs with the least and the most of it, or
     None where a graph leaves nothing open."""
     from staticmem.passes.restoring.custom_functions import ends_of_functions
     from staticmem.passes.restoring.last_turns import ends_of_loops
+
+    if scenario.amp is None and scenario.dtype is None:
+        return ends_of_functions, ends_of_loops
     from staticmem.passes.restoring.open_dtypes import ends_of_cast, ends_under_autocast
 
     return ends_of_functions, ends_under_autocast, ends_of_cast, ends_of_loops
@@ -219,7 +222,7 @@ class LiveBand:
         """The steps with the least, and with the most, that the code may do with its values; none where that does not
         move the peak."""
         graph, scenario = self.graph, self.scenario
-        open_questions = [question for question in questions() if question(graph, scenario) is not None]
+        open_questions = [question for question in questions(scenario) if question(graph, scenario) is not None]
         every = scenario.training and (
             bool(open_questions)
             or has_open_regions(graph, scenario.amp is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from staticmem.frontends.onnx.wire import looks_like_onnx
 
@@ -25,16 +25,15 @@ def open_onnx(path: str, keep: bool = False, recordings: bool = True) -> OnnxMod
     from staticmem.frontends.carried import STALE, of_proto
     from staticmem.frontends.onnx.model import OnnxModel
     from staticmem.frontends.onnx.reader import guarded, parse, read, stripped
-    from staticmem.frontends.recorded import RecordedModel
 
     stamp = files.stamp(path) if keep else None
     data = stripped(path)
     keep = keep and len(data) <= recent.LARGEST
     key = ("onnx", path, recent.digest(data), recordings) if keep else None
-    cached = recent.models.get(key) if keep else None
-    if isinstance(cached, OnnxModel | RecordedModel):
+    cached: Any = recent.models.get(key) if keep else None  # the key is of an ONNX file
+    if cached is not None:
         recent.note(path, stamp, key)
-        return cached
+        return cached  # type: ignore[no-any-return]
     proto = parse(data, path)
     del data  # a large graph needs the memory
     recorded, stale = of_proto(proto, path) if recordings else (None, False)
