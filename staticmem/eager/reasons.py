@@ -55,7 +55,7 @@ class Reason(str, Enum):
         """Whether such an owner keeps a buffer for the whole step, so that no other explains it."""
         return self in (Reason.MODEL, Reason.OPTIMIZER, Reason.GRAD)
 
-    def sentence(self, category: str, **words: str) -> str:
+    def sentence(self, category: str, **told: str) -> str:
         """What reports say of such an owner of a buffer of `category`."""
-        key = category if self is Reason.MODEL else words["who"]
-        return self.special.get(key) or self.text.format(**words)
+        key = category if self is Reason.MODEL else told["who"]
+        return self.special.get(key) or self.text.format(**told)

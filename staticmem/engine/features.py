@@ -122,14 +122,6 @@ def _has_one_loss(step: RunningStep) -> bool:
     return not has_terms(step.scenario.loss) or step.has_own_loss
 
 
-def _has_several_losses(step: RunningStep) -> bool:
-    return not _has_one_loss(step)
-
-
-def _has_checkpoints(step: RunningStep) -> bool:
-    return bool(step.checkpoints or step.scenario.checkpoint_save)
-
-
 def _casts_outputs(step: RunningStep) -> bool:
     return step.scenario.float32_outputs and step.scenario.amp is not None
 
@@ -143,9 +135,9 @@ FEATURES = (  # in the order in which they act at one moment
     Row("old_gradients", "OldGradients", attrgetter("scenario.gradients_at_start")),
     Row("input_gradients", "InputGradients", attrgetter("scenario.input_grad")),
     Row("losses", "Criterion", _has_one_loss),
-    Row("loss_terms", "SumOfTerms", _has_several_losses),
+    Row("loss_terms", "SumOfTerms", lambda step: not _has_one_loss(step)),
     Row("compiled_step", "CompiledCode", attrgetter("scenario.compile"), infers=True),
-    Row("checkpointing", "CheckpointedCode", _has_checkpoints),
+    Row("checkpointing", "CheckpointedCode", lambda step: step.checkpoints or step.scenario.checkpoint_save),
     Row("float32_outputs", "Float32Outputs", _casts_outputs),
     Row("offloading", "OffloadedActivations", lambda step: step.scenario.offload_activations != ON_GPU),
     Row("held_outputs", "HeldOutputs", _holds_outputs, infers=True),

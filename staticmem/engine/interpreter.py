@@ -371,9 +371,9 @@ class Interpreter:
         hooks."""
         e, target, base = self.e, op.target, op.base
         if base in OF_RECORDINGS:
-            from staticmem.engine.recorded_ops import run_recorded  # few graphs have one
+            from staticmem.engine.recorded_ops import RUNS  # few graphs have one
 
-            run_recorded(self, op)
+            RUNS[base](self, op)
             return
         scalar = SIZE_OPS.get(target) or SIZE_OPS.get(base)
         args = self.arguments(op)

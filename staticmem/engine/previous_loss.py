@@ -29,17 +29,14 @@ class PreviousLoss(Feature):
         step = self.step
         is_held_output = step.scenario.outputs == HELD and step.criterion.is_output
         if step.in_function or not is_held_output:
-            self._place_scalar()
+            old = self.e.empty((), dtypes.float32, kernel="loss of the previous step")
+            self.e.categorise(old, "activation", "loss of the previous step")
+            self.e.hold(old, step.loss)
         if not step.in_function and self._leaves_a_graph():
             what = "leaves of the previous step's graph with their gradients, and attributes of ctx"
             place = self.of_graph = self.e.empty((0,), dtypes.uint8, kernel="loss of the previous step")
             self.e.categorise(place, "activation", what)
             self.e.hold(place, step.loss)
-
-    def _place_scalar(self) -> None:
-        old = self.e.empty((), dtypes.float32, kernel="loss of the previous step")
-        self.e.categorise(old, "activation", "loss of the previous step")
-        self.e.hold(old, self.step.loss)
 
     def _leaves_a_graph(self) -> bool:
         graph = self.step.graph

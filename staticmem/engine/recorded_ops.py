@@ -11,15 +11,6 @@ from staticmem.ir.graph import FUNCTION, HOOK, NOT_RECORDED, RUN_AUTOGRAD, SET_D
 from staticmem.ops.dispatch import BAD_ARGUMENTS
 
 
-def run_recorded(interpreter: Interpreter, op: Op) -> None:
-    """Runs an op of `ir.graph.OF_RECORDINGS`.
-
-    Raises:
-        ModelFileError: training cannot be predicted because of it, or its arguments do not fit.
-    """
-    _RUNS[op.base](interpreter, op)
-
-
 def _call_function(interpreter: Interpreter, op: Op) -> None:
     """Gives the results of a custom autograd function, whose forward has run, their history."""
     e, recorded = interpreter.e, interpreter.recorded
@@ -84,7 +75,8 @@ def _refuse_training(interpreter: Interpreter, op: Op) -> None:
         raise unpredictable(str(op.args[0]))
 
 
-_RUNS: dict[str, Callable[[Interpreter, Op], None]] = {
+# Each may raise a ModelFileError: training cannot be predicted because of it, or its arguments do not fit.
+RUNS: dict[str, Callable[[Interpreter, Op], None]] = {
     FUNCTION: _call_function,
     HOOK: _add_hook,
     SET_DATA: _set_data,

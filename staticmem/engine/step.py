@@ -18,10 +18,9 @@ from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
 from staticmem.eager.trace import Trace
 from staticmem.engine import optimizers
-from staticmem.engine.attributes import call_again, keep_after, kept_now
 from staticmem.engine.features import Feature, LossOfStep, features_of
 from staticmem.engine.interpreter import Coverage, Interpreter
-from staticmem.engine.kept_history import KeptHistories
+from staticmem.engine.kept_history import KeptHistories, call_again, keep_after, kept_now
 from staticmem.engine.notes import notes_of_step
 from staticmem.engine.shapes import check_output_shapes, no_tensor_output, placed
 from staticmem.errors import DimensionError
@@ -57,7 +56,7 @@ class StepResult:
     output_shapes: tuple[tuple[int, ...], ...] = ()
     trained: int = 0  # parameters that received a gradient
     output_dtypes: tuple[DType, ...] = ()
-    recomputed: tuple[int, ...] = ()  # ops that checkpoints ran again in one backward, as indices into `graph.ops`
+    recomputed: tuple[int, ...] = ()  # ops that checkpoints ran again in one backward, by their indices
     compiled: CompiledStep | None = None
     autocast: DType | None = None
     runs_triton: bool = False  # code of torch.compile, of the model or of the optimizer
@@ -213,13 +212,11 @@ class StepRun:
 
     # -- set-up --------------------------------------------------------------------------------------------------
 
-    def _dtype(self, dtype: DType) -> DType:
-        """The dtype under a whole-model cast, which changes floating-point tensors alone."""
-        target = self.scenario.dtype
-        return target if target is not None and dtype.is_floating_point else dtype
-
     def _empty(self, value: Value, category: str, name: str, cast: bool = True) -> Tensor:
-        return placed(self.e, value, self._dtype(value.dtype) if cast else value.dtype, f"{category} '{name}'")
+        dtype, of_model = value.dtype, self.scenario.dtype
+        if cast and of_model is not None and dtype.is_floating_point:  # a cast of the whole model changes these alone
+            dtype = of_model
+        return placed(self.e, value, dtype, f"{category} '{name}'")
 
     def place(self, value: Value, category: str, name: str, cast: bool = True) -> Tensor:
         tensor = self._empty(value, category, name, cast)

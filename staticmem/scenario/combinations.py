@@ -56,7 +56,7 @@ class Combination:
     also: tuple[Side, ...] = ()
     when: Callable[[Values], bool] | None = None
 
-    def found(self, given: Values) -> tuple[Side, Side] | None:
+    def match(self, given: Values) -> tuple[Side, Side] | None:
         """The two sides among these options."""
         one = _first(self.one, given)
         other = _first(self.other, given) if one is not None else None
@@ -78,7 +78,7 @@ def check(table: Table, given: Values) -> None:
         UsageError: some do not go together. The first row that finds it is said.
     """
     for row, (why, instead) in table.items():
-        sides = row.found(given)
+        sides = row.match(given)
         if sides is not None:
             values = {"optimizer": "a step without optimizer", **given, "twice": 2 * given.get("context_parallel", 0)}
             values["one"], values["other"] = (side.text.format_map(values) for side in sides)

@@ -120,9 +120,9 @@ class Request(
         object.__setattr__(self, "loss", loss_text(self.loss))
         object.__setattr__(self, "resolution", self.image_size)
 
-    def given(self, **words: Any) -> dict[str, Any]:
+    def given(self, **of_verb: Any) -> dict[str, Any]:
         """The options that differ from their defaults, as the step has them: words in lower case, adapters and types
-        read, the mode that follows, and no lever of a training step in another; and the `words` of a verb but None.
+        read, the mode that follows, and no lever of a training step in another; and those `of_verb` but None.
 
         Raises:
             UsageError: an unknown choice.
@@ -143,7 +143,7 @@ class Request(
             levers = [OPTIONS[name] for name in TAKEN if OPTIONS[name].group == LEVERS]
             values.update({one.name: one.default for one in levers if one.training})
         given = {name: value for name, value in values.items() if value != OPTIONS[name].default}
-        return given | {name: value for name, value in words.items() if value is not None} if words else given
+        return given | {name: value for name, value in of_verb.items() if value is not None} if of_verb else given
 
     def scenario(self) -> tuple[Scenario, list[Note]]:
         """The validated scenario of the step, and notes on it.
@@ -171,7 +171,7 @@ class Request(
             sampling = sampling_of(self.sampling)
             generation = Generation(given["prompt"], given["new_tokens"], given.get("cache", "dynamic"), sampling)
         taken = {name: value for name, value in given.items() if name in TAKEN}
-        made = {
+        derived = {
             "optimizer": optimizer if mode == "train" else None,
             "dtype": None if quantized is not None and quantized.prepared else given.get("dtype"),
             "torch": torch,
@@ -182,7 +182,7 @@ class Request(
             "experts": self.experts,
             "context": self.context,
         }
-        scenario = Scenario(**{**taken, **made})
+        scenario = Scenario(**{**taken, **derived})
         for group in _CHECKED:
             if not given.keys().isdisjoint(group.__annotations__):
                 group.check(scenario)

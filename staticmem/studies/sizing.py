@@ -66,8 +66,8 @@ def size(study: Study, options: Options) -> Sizing:
         raise UsageError(
             "no GPU is left", "The filters exclude all of the catalog.", "See 'staticmem gpus'.", code="SM183"
         )
-    words = {"global_batch": options.global_batch, "max_dim": options.dim, "no_batches": not options.batches or None}
-    check(SIZE, study.request.given(**words))
+    asked = {"global_batch": options.global_batch, "max_dim": options.dim, "no_batches": not options.batches or None}
+    check(SIZE, study.request.given(**asked))
     if options.global_batch is not None:  # one device takes it at once
         study = study.ask(replace(study.request, batch=options.global_batch))
     with without_cycle_search():

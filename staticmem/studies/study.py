@@ -8,7 +8,7 @@ What needs more than the report of one request (sweeps, sizing, diffs, timelines
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property, partial
@@ -24,6 +24,7 @@ from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
 from staticmem.liveness.held_outputs import added_by_held_outputs
+from staticmem.ops.registry import kinds_of
 from staticmem.passes import pipeline
 from staticmem.passes.pipeline import Pass
 from staticmem.passes.variables.unseen_code import has_unseen_code
@@ -31,10 +32,9 @@ from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
 from staticmem.scenario.compiling import WHOLE
 from staticmem.scenario.losses import AUTO, CAUSAL_LM, HEAD_LOSSES, OF_TRANSFORMERS
-from staticmem.scenario.request import Request
+from staticmem.scenario.request import OPTIONS, Request
 from staticmem.scenario.step import HELD, Scenario
 from staticmem.scenario.strategies import facts_of
-from staticmem.studies.idle import idle_in
 from staticmem.studies.position_tables import check_positions
 from staticmem.studies.steps import JUDGED, OF_SIZES, Step, step_of
 from staticmem.studies.unsaid_training import leaves_checkpoints_open
@@ -538,3 +538,27 @@ def assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, 
             assumed[axis] = max(1, model.symbols.get(axis, SymbolRange()).low or 1)
     sizes = ", ".join(map(str, dict.fromkeys(assumed.values())))
     return assumed, [Note("assumption", "SM301", f"batch {sizes} assumed; give --batch N")] if assumed else []
+
+
+# what an option acts on
+_ACTS_ON = {
+    "tf32": "convolution",
+    "cudnn_benchmark": "convolution",
+    "cudnn": "convolution",
+    "unfold_batchnorm": "convolution",
+    "sdpa": "fused attention",
+}
+
+
+def idle_in(request: Request, bases: Set[str]) -> Iterator[Note]:
+    """Notes of options that were given and act on no op of a graph; `bases` are those of its ops."""
+    for name, kind in _ACTS_ON.items():
+        if getattr(request, name) != OPTIONS[name].default and not any(_acts_on(kind, base) for base in bases):
+            text = f"{OPTIONS[name].flag} is not used: the model has no {kind}"
+            yield Note("warning", "SM302", text.replace("--tf32", "--no-tf32"))
+
+
+def _acts_on(kind: str, base: str) -> bool:
+    if kind == "convolution":
+        return "convolution" in kinds_of(base)
+    return "attention" in base or "encoder_layer" in base

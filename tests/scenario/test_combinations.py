@@ -73,7 +73,7 @@ def refusal(asked: dict[str, Any]) -> UsageError | None:
 
 def first_found(given: dict[str, Any]) -> Combination | None:
     """The row that refuses these options."""
-    return next((row for row in COMBINATIONS if row.found(given) is not None), None)
+    return next((row for row in COMBINATIONS if row.match(given) is not None), None)
 
 
 @pytest.mark.parametrize("row", COMBINATIONS, ids=lambda row: "-".join(side.option for side in sides(row)))

@@ -8,7 +8,7 @@ Groups whose text is missing or refers to something that an optimiser removed ar
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -17,9 +17,9 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Note, Op, Ref, Value, collect_refs
 from staticmem.ir.onnx_graph import Net, Node, Translated, frames
 from staticmem.ir.source import source_lines
+from staticmem.ir.stacks import common_depth
 from staticmem.ops.registry import kinds_of, parameters
 from staticmem.passes.restoring import fx_text, fx_values
-from staticmem.passes.restoring.lost_lines import with_lines
 
 if TYPE_CHECKING:
     from staticmem.passes.restoring.from_nodes import Translator
@@ -602,3 +602,37 @@ def _makes_constant(target: str) -> bool:
     base = target.split(".", 1)[0]
     is_factory = "factory" in kinds_of(base) and "self" not in parameters(base)
     return is_factory or base in ("aten::arange", "aten::tensor")
+
+
+_SPLITS = re.compile(r"\b(?:chunk|split|unbind|tensor_split|hsplit|vsplit)\(")
+
+
+def with_lines(ops: Sequence[Op]) -> list[Op]:
+    """The ops, in which a split without modules has those of its first reader, and the line that says so: the reader's,
+    or the one in the same module that made what it splits. A `SequenceAt` of a `SplitToSequence` becomes an output of
+    a `Split` without metadata (onnxscript/optimizer/_constant_folding.py, `sequence_at`)."""
+    if all(op.modules or op.stack or "split" not in kinds_of(op.base) for op in ops):
+        return list(ops)
+    makers = {name: op for op in ops for name in op.outputs}
+    readers: dict[str, Op] = {}
+    for op in ops:
+        for name in op.refs():
+            readers.setdefault(name, op)
+    return [_of_reader(op, makers, readers) for op in ops]
+
+
+def _of_reader(op: Op, makers: dict[str, Op], readers: dict[str, Op]) -> Op:
+    if op.modules or op.stack or "split" not in kinds_of(op.base):
+        return op
+    reader = next((readers[name] for name in op.outputs if name in readers), None)
+    if reader is None or not reader.modules:
+        return op
+    modules, stack = reader.modules, reader.stack
+    maker = next((makers[name] for name in op.refs() if name in makers), None)
+    if maker is not None and maker.stack:
+        depth = common_depth(maker.modules, modules)
+        before = maker.stack[: len(maker.stack) - len(maker.modules) + depth]
+        says = before and _SPLITS.search(before[-1].text) and not (stack and _SPLITS.search(stack[-1].text))
+        if says or depth < len(modules):
+            modules, stack = modules[:depth], before
+    return replace(op, modules=modules, stack=stack) if modules else op

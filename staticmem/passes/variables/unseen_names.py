@@ -174,8 +174,8 @@ class _Names:
         """The first value from outside that a call of a module reads."""
         ops, index, outside = self.graph.ops, self.calls[call], ""
         while index >= 0 and ops[index].modules[: len(call)] == call:
-            made = [name for name in ops[index].refs() if name in self.maker]
-            outside = next((n for n in made[::-1] if ops[self.maker[n]].modules[: len(call)] != call), outside)
+            read = [name for name in ops[index].refs() if name in self.maker]
+            outside = next((n for n in read[::-1] if ops[self.maker[n]].modules[: len(call)] != call), outside)
             index -= 1
         return outside
 
