@@ -23,22 +23,22 @@ STEPS: dict[str, dict[str, Any]] = {
     "without a backward": {"mode": "train", "backward": False},
 }
 # A value of each option that is not its default; of those that act on nothing but files, the card and the output: None.
-VALUES: dict[str, Any] = {
+VALUES: dict[str, Any] = {name: not one.default for name, one in OPTIONS.items() if one.kind == "switch"} | {
     "batch": 8, "resolution": 224, "dims": {"seq": 3}, "mode": "train", "prompt": 4, "new_tokens": 4, "cache": "static",
     "sampling": "sample", "preset": "hf-trainer", "optimizer": "sgd", "optimizer_impl": "for-loop",
     "optim_target_modules": "all-linear", "optim_args": "rank=8", "momentum": 0.9, "loss": "mse", "target_length": 5,
     "dtype": "bf16", "amp": "bf16", "sdpa": "math", "compile": True, "compile_mode": "reduce-overhead",
-    "lora": "r=4,alpha=8,targets=all-linear", "quantize": "nf4", "kbit_training": True, "unfold_batchnorm": True,
+    "lora": "r=4,alpha=8,targets=all-linear", "quantize": "nf4",
     "inplace_activations": "all", "method": None, "checkpoint": ("Block",), "checkpoint_every": 2,
     "checkpoint_save": ("mm",), "checkpoint_segments": "sqrt", "checkpoint_sequential": "layers", "accumulate": 4,
-    "freeze": "0", "weight_decay": 0.1, "nesterov": True, "dampening": 0.1, "amsgrad": True, "centered": True,
-    "offload_optimizer": True, "offload_activations": "pinned", "inplace_abn": True, "grad_scaler": True,
-    "set_to_none": False, "zero_grad": "after-forward", "clip_grad_norm": True, "input_grad": "all",
-    "retain_graph": True, "compile_optimizer": True, "activation_memory_budget": 0.5, "backward": False,
-    "outputs": "dropped", "float32_outputs": True, "parallel": "zero3", "devices": 8, "expert_parallel": 2,
+    "freeze": "0", "weight_decay": 0.1, "dampening": 0.1,
+    "offload_activations": "pinned",
+    "zero_grad": "after-forward", "input_grad": "all",
+    "activation_memory_budget": 0.5,
+    "outputs": "dropped", "parallel": "zero3", "devices": 8, "expert_parallel": 2,
     "context_parallel": 2, "rotate_method": "alltoall", "gpu": "l4", "gpus_file": None,
-    "alloc_conf": "expandable_segments:True", "torch_version": None, "module_loading": "eager", "tf32": False,
-    "channels_last": None, "cudnn_benchmark": True, "cudnn": None, "profile": None, "top": None,
+    "alloc_conf": "expandable_segments:True", "torch_version": None, "module_loading": "eager",
+    "channels_last": None, "cudnn": None, "profile": None, "top": None,
 }  # fmt: skip
 # what acts, and changes no figure of this model's step: where, and why
 ACTS = {
