@@ -47,7 +47,7 @@ else:
             return f"{self.__class__.__qualname__}({said})"
 
         for name, method in (("__eq__", equal), ("__hash__", hashed), ("__repr__", text)):
-            inherited = name == "__repr__" and cls.__repr__ is not object.__repr__
+            inherited = name == "__repr__" and getattr(cls.__repr__, "__module__", __name__) != __name__
             if name not in vars(cls) and not inherited:
                 setattr(cls, name, method)
         return cls

@@ -116,3 +116,15 @@ def test_what_users_are_given_cannot_be_changed() -> None:
 def test_without_slots_there_is_room_for_what_is_worked_out_later() -> None:
     assert Open(2).double == 4
     assert not hasattr(Slotted(2), "__dict__")
+
+
+def test_a_record_that_extends_another_shows_all_of_its_fields() -> None:
+    @record(frozen=True)
+    class Base:
+        a: int = 1
+
+    @record(frozen=True)
+    class Extended(Base):
+        b: int = 2
+
+    assert repr(Extended()).endswith("Extended(a=1, b=2)")
