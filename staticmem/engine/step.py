@@ -401,6 +401,7 @@ class StepRun:
         self.notes += notes_of_step(graph, scenario, outputs, loss, self.e.choices, self.overwritten)
         for feature in self.features:
             self.notes += feature.notes()
+            del feature.step  # as above: the step has its features
         return StepResult(
             trace=self.e.trace.seal(),
             graph=graph,
