@@ -45,7 +45,7 @@ def alternatives(sides: Sides) -> str:
 
 def sentence(text: str) -> str:
     """A sentence of an error with what stands for values in help."""
-    text = re.sub(r"\{(one|other)\}", "it", text)
+    text = text.replace("{one}", "the first").replace("{other}", "the second")
     return re.sub(r"\{(\w+)\}", lambda name: OPTIONS[name[1]].metavar if name[1] in OPTIONS else "N", text)
 
 
@@ -54,6 +54,8 @@ def rows(table: Table) -> list[str]:
     lines = ["| option | with, or without | why | what to do | code |", "|---|---|---|---|---|"]
     for row, (why, instead) in table.items():
         others = ", and ".join([alternatives(row.other), *map(alternatives, row.also)])
+        if row.when is not None:
+            others += f", where {row.when[0]}"
         lines.append(f"| {alternatives(row.one)} | {others} | {sentence(why)} | {sentence(instead)} | {row.code} |")
     return lines
 

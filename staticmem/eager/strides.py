@@ -27,6 +27,13 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
     return lru_cache(KNOWN)(function)  # type: ignore[return-value]
 
 
+def listed(dims: Sequence[int] | int | None) -> tuple[int, ...]:
+    """Dimensions as a tuple: one of a number, none of None."""
+    if dims is None:
+        return ()
+    return (dims,) if isinstance(dims, int) else tuple(dims)
+
+
 def numel(shape: Sequence[int]) -> int:
     n = 1
     for size in shape:

@@ -122,10 +122,6 @@ def _has_one_loss(step: RunningStep) -> bool:
     return not has_terms(step.scenario.loss) or step.has_own_loss
 
 
-def _casts_outputs(step: RunningStep) -> bool:
-    return step.scenario.float32_outputs and step.scenario.amp is not None
-
-
 def _holds_outputs(step: RunningStep) -> bool:
     return step.scenario.outputs == HELD and step.graph.generated is None  # generate() returns numbers of tokens
 
@@ -138,7 +134,7 @@ FEATURES = (  # in the order in which they act at one moment
     Row("loss_terms", "SumOfTerms", lambda step: not _has_one_loss(step)),
     Row("compiled_step", "CompiledCode", attrgetter("scenario.compile"), infers=True),
     Row("checkpointing", "CheckpointedCode", lambda step: step.checkpoints or step.scenario.checkpoint_save),
-    Row("float32_outputs", "Float32Outputs", _casts_outputs),
+    Row("float32_outputs", "Float32Outputs", lambda step: step.scenario.float32_outputs and step.scenario.amp),
     Row("offloading", "OffloadedActivations", lambda step: step.scenario.offload_activations != ON_GPU),
     Row("held_outputs", "HeldOutputs", _holds_outputs, infers=True),
     Row("previous_loss", "PreviousLoss", attrgetter("training")),

@@ -46,7 +46,8 @@ Sides = Side | tuple[Side, ...]  # of several one is enough
 @record(frozen=True)
 class Combination:
     """What does not go together: `one` with `other`, or without it where that is absent. `code` is that of the error,
-    and `what` its first sentence where it is not the usual one. `also` has to hold besides, and `when` of the values.
+    and `what` its first sentence where it is not the usual one. `also` has to hold besides, and `when` of the
+    values, with its words.
     """
 
     one: Sides
@@ -54,13 +55,13 @@ class Combination:
     code: str
     what: str = ""
     also: tuple[Side, ...] = ()
-    when: Callable[[Values], bool] | None = None
+    when: tuple[str, Callable[[Values], bool]] | None = None
 
     def match(self, given: Values) -> tuple[Side, Side] | None:
         """The two sides among these options."""
         one = _first(self.one, given)
         other = _first(self.other, given) if one is not None else None
-        if one is None or other is None or (self.when is not None and not self.when(given)):
+        if one is None or other is None or (self.when is not None and not self.when[1](given)):
             return None
         for besides in self.also:
             if not besides.holds(given):
@@ -153,6 +154,7 @@ GLOBAL_BATCH, MAX_DIM = side("global_batch"), side("max_dim")
 _BESIDE_CONTEXT = (COMPILE, side("expert_parallel"), GENERATE, CHECKPOINT_SAVE, side("offload_activations"))
 _GROUPS = "The devices are groups of ranks, and the ranks of each group share"
 _NOT_DIVIDING = "{one} does not divide --devices {devices}"
+_NO_MULTIPLE = "the second is no multiple of the first"
 _DIVISOR = "Give a divisor of the number of devices."
 _DIVIDED = "How the strategy divides packed weights and their statistics is not covered."
 _OVERWRITTEN = (
@@ -183,7 +185,11 @@ STEPS: Table = {
         "Example: --parallel fsdp --devices 8 --expert-parallel {expert_parallel}",
     ),
     Combination(
-        EXPERTS, DEVICES, "SM109", _NOT_DIVIDING, when=lambda given: given["devices"] % given["expert_parallel"] != 0
+        EXPERTS,
+        DEVICES,
+        "SM109",
+        _NOT_DIVIDING,
+        when=(_NO_MULTIPLE, lambda given: given["devices"] % given["expert_parallel"] != 0),
     ): (f"{_GROUPS} the experts of all layers.", _DIVISOR),
     Combination(EXPERT_RANKS, (COMPILE, LORA, QUANTIZE, CLIP), "SM109"): (
         "What it does to experts on several ranks is not covered.",
@@ -203,10 +209,14 @@ STEPS: Table = {
         "SM243",
         "{one} alone is on {context_parallel} devices, not {devices}",
         (without(PARALLEL),),
-        lambda given: bool(given["devices"] != given["context_parallel"]),
+        ("the numbers differ", lambda given: bool(given["devices"] != given["context_parallel"])),
     ): ("Beside it nothing is divided over further devices.", "Leave --devices out, or add --parallel fsdp."),
     Combination(
-        CONTEXT, DEVICES, "SM243", _NOT_DIVIDING, when=lambda given: given["devices"] % given["context_parallel"] != 0
+        CONTEXT,
+        DEVICES,
+        "SM243",
+        _NOT_DIVIDING,
+        when=(_NO_MULTIPLE, lambda given: given["devices"] % given["context_parallel"] != 0),
     ): (f"{_GROUPS} the sequence of its samples.", _DIVISOR),
     Combination(CONTEXT_RANKS, side("sdpa", "--sdpa math", ("math",)), "SM243"): (
         "PyTorch divides its fused kernels alone.",

@@ -271,7 +271,7 @@ class Tracer:
 
     def squeeze(self, self_: Node, dims: Sequence[int] | int | None) -> Node:
         """Without the dimensions of size 1 among `dims`, all of them where it is None. Each is a call of its own."""
-        asked = range(self_.ndim) if dims is None else (dims,) if isinstance(dims, int) else dims
+        asked = range(self_.ndim) if dims is None else layout.listed(dims)
         gone = {self_.dim(d) for d in asked if self_.shape and self_.shape[self_.dim(d)] == 1}
         kept = [d for d in range(self_.ndim) if d not in gone]
         shape, strides = tuple([self_.shape[d] for d in kept]), tuple([self_.strides[d] for d in kept])

@@ -236,7 +236,8 @@ def _offset(shapes: list[Shape], strides: Strides, views: Views, at: Shape) -> i
             at = (*at[: step[1]], step[2], *at[step[1] :])
         elif kind in ("shift", "part"):
             within = old[step[1]] == 1 and not any(other[0] == "cut" for other in views)
-            at = tuple((0 if within else i - step[2]) if d == step[1] else i for d, i in enumerate(at))
+            inner = 0 if within else at[step[1]] - step[2]
+            at = (*at[: step[1]], inner, *at[step[1] + 1 :])
         elif kind == "split":
             at = (*at[:-2], at[-2] * step[1] + at[-1])
         elif kind == "strided":

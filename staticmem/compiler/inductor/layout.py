@@ -117,7 +117,8 @@ def decide_layout_opt(graph: NodeGraph, inference: bool) -> bool:
     if inference:
         counted = {GROUPED: 0, DEFAULT: 0, IN_OUT: 0, SMALL: 0}
         for node, (grouped, narrows, small) in zip(convolutions, kinds, strict=True):
-            kind = GROUPED if grouped else SMALL if small else IN_OUT if narrows else DEFAULT
+            of_sizes = ((grouped, GROUPED), (small, SMALL), (narrows, IN_OUT), (True, DEFAULT))
+            kind = next(kind for holds, kind in of_sizes if holds)
             counted[kind] += flops(node)
         return sum(kind * count for kind, count in counted.items()) <= sum(counted.values())
     return not (

@@ -13,7 +13,7 @@ from staticmem.compiler.inductor.buffers import SPLIT_SCAN, Loops, Read, Value, 
 from staticmem.compiler.inductor.indexing import Step, Views, chain, new_shape, then
 from staticmem.compiler.inductor.lowering import Lowered, Lowering, rule
 from staticmem.compiler.inductor.pointwise import loads
-from staticmem.eager.strides import Shape, Strides, numel
+from staticmem.eager.strides import Shape, Strides, listed, numel
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.tracing.nodes import Node
@@ -245,7 +245,7 @@ def direct(
 
 def dims_of(node: Node, at: int = 1) -> tuple[int, ...]:
     dims = node.args[at] if len(node.args) > at else node.kwargs.get("dim")
-    return () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
+    return listed(dims)
 
 
 def keeps(node: Node, at: int = 2) -> bool:

@@ -154,8 +154,9 @@ def linspace(t: Tracer, start: float, end: float, steps: int, *, dtype: DType | 
 @traced("eye eye.m")
 def eye(t: Tracer, n: int, m: int | None = None, *, dtype: DType | None = None, **_: Any) -> Node:
     m = n if m is None else m
-    small = max(n, m) <= 127  # `_strength_reduce_integer`
-    dtype_of_range = dtypes.uint8 if small else dtypes.int16 if max(n, m) <= 32767 else dtypes.int32
+    dtype_of_range = dtypes.int16 if max(n, m) <= 32767 else dtypes.int32
+    if max(n, m) <= 127:  # `_strength_reduce_integer`
+        dtype_of_range = dtypes.uint8
     rows, columns = iota(t, n, dtype=dtype_of_range), iota(t, m, dtype=dtype_of_range)
     same = t.compare("eq", t.unsqueeze(rows, -1), columns)
     return t.cast(same, dtype or dtypes.float32)

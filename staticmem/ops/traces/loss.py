@@ -32,7 +32,9 @@ def _reduced(t: Tracer, loss: Node, reduction: int) -> Node:
 
 def apply_reduction(t: Tracer, loss: Node, reduction: int) -> Node:
     """Of a loss that autograd sees in its parts."""
-    return mean(t, loss) if reduction == MEAN else sum_(t, loss) if reduction == SUM else loss
+    if reduction == MEAN:
+        return mean(t, loss)
+    return sum_(t, loss) if reduction == SUM else loss
 
 
 def _pair(

@@ -140,7 +140,7 @@ def _reflected_back(t: Tracer, grad: Node, self: Node, padding: Sequence[int]) -
     total = part(middle)
     for steps in product((-1, 0, 1), repeat=rank):
         if any(steps):
-            chosen = [ranges[k][1 if step == -1 else 2 if step else 0] for k, step in enumerate(steps)]
+            chosen = [ranges[k][{0: 0, -1: 1, 1: 2}[step]] for k, step in enumerate(steps)]
             if all(low <= high for _, (_, low, high) in chosen):  # else no padding is there
                 total = t.add(total, part(chosen))
     return total

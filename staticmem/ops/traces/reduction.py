@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.eager import strides as layout
-from staticmem.eager.strides import numel
+from staticmem.eager.strides import listed, numel
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.traces.registry import traced
@@ -19,10 +19,6 @@ from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
 
 Dims = Sequence[int] | int | None
-
-
-def listed(dims: Dims) -> tuple[int, ...]:
-    return () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
 
 
 def reduced_axes(self: Node, dims: tuple[int, ...]) -> list[int]:
@@ -129,8 +125,9 @@ def _moments(args: tuple[Any, ...], unbiased: bool | None, correction: Any) -> t
     if unbiased is None and rest and isinstance(rest[0], bool):
         unbiased = rest.pop(0)
     keepdim = bool(rest.pop(0)) if rest else None
-    off = (1 if unbiased in (None, True) else 0) if correction is None else correction
-    return dims, off, keepdim
+    if correction is None:
+        correction = 1 if unbiased in (None, True) else 0
+    return dims, correction, keepdim
 
 
 def _var(t: Tracer, self: Node, dims: tuple[int, ...], off: float, keepdim: bool) -> Node:

@@ -167,39 +167,23 @@ def slice_scatter(
     t: Tracer, self: Node, src: Node, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Node:
     size = self.shape[dim]
-    low = min(max(0 if start is None else start + size if start < 0 else start, 0), size)
-    high = min(max(size if end is None else end + size if end < 0 else end, low), size)
+    first, last = 0 if start is None else start, size if end is None else end
+    low = min(max(first + size if first < 0 else first, 0), size)
+    high = min(max(last + size if last < 0 else last, low), size)
     out = scattered(t, "aten::slice_scatter", self, src, dim, start, end, step)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_self = by_source = None
-        if need[0]:
-            zeros = t.full(src.shape, 0, grad.dtype)
-            by_self = scattered(t, "aten::slice_scatter", grad, zeros, dim, start, end, step)
-        if need[1]:
-            by_source = t.slice(grad, dim, low, high, step)
-        return [by_self, by_source]
+    def by_self(grad: Node) -> Node:
+        zeros = t.full(src.shape, 0, grad.dtype)
+        return scattered(t, "aten::slice_scatter", grad, zeros, dim, start, end, step)
 
-    t.record(out, [self, src], gradient)
-    return out
+    return t.derive_each(out, [self, src], (0, by_self), (1, lambda grad: t.slice(grad, dim, low, high, step)))
 
 
 @traced("select_scatter")
 def select_scatter(t: Tracer, self: Node, src: Node, dim: int, index: int) -> Node:
     out = scattered(t, "aten::select_scatter", self, src, dim, index)
 
-    def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
-        by_self = by_source = None
-        if need[0]:
-            zeros = t.full(src.shape, 0, grad.dtype)
-            by_self = scattered(t, "aten::select_scatter", grad, zeros, dim, index)
-        if need[1]:
-            by_source = t.select(grad, dim, index)
-        return [by_self, by_source]
+    def by_self(grad: Node) -> Node:
+        return scattered(t, "aten::select_scatter", grad, t.full(src.shape, 0, grad.dtype), dim, index)
 
-    t.record(out, [self, src], gradient)
-    return out
+    return t.derive_each(out, [self, src], (0, by_self), (1, lambda grad: t.select(grad, dim, index)))

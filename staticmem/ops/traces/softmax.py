@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from staticmem.eager.strides import listed
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.traces.casts import to_copy
-from staticmem.ops.traces.reduction import Dims, listed, restored, reversed_
+from staticmem.ops.traces.reduction import Dims, restored, reversed_
 from staticmem.ops.traces.registry import traced
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Tracer, form, reduced

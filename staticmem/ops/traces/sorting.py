@@ -12,7 +12,7 @@ from typing import Any
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
 from staticmem.ops.traces.comparison import boolean, chosen
-from staticmem.ops.traces.reduction import Dims, listed, reduced_axes
+from staticmem.ops.traces.reduction import Dims, reduced_axes
 from staticmem.ops.traces.registry import trace_of, traced
 from staticmem.ops.traces.unary import isnan
 from staticmem.tracing.nodes import Node
@@ -41,7 +41,8 @@ def _along(name: str, default: int | None = None) -> None:
         """`kthvalue` has its k first."""
         rest = list(args)
         ahead = [rest.pop(0)] if name == "kthvalue" else []
-        dim = rest.pop(0) if rest else default if dim is None else dim
+        if dim is None:
+            dim = rest.pop(0) if rest else default
         keepdim = rest.pop(0) if rest else keepdim
         shape = reduced(self.shape, [self.dim(dim)], keepdim)
         target = f"aten::{name}" if name in ("kthvalue", "mode") else f"aten::{name}.dim"
@@ -175,7 +176,7 @@ _larger_number("fmin", "gt", "le")
 def _extreme(name: str) -> None:
     def over_dims(t: Tracer, self: Node, dim: Dims = (), keepdim: bool = False) -> Node:
         """Equal elements share the gradient (`scale_grad_by_count`)."""
-        dims = listed(dim)
+        dims = layout.listed(dim)
         shape = reduced(self.shape, reduced_axes(self, dims), keepdim)
         out = t.node(f"aten::{name}", (self, dims, keepdim), form(shape, self.dtype))
 
@@ -222,7 +223,7 @@ _extreme("amin")
 
 def _position(name: str) -> None:
     def function(t: Tracer, self: Node, dim: int | None = None, keepdim: bool = False) -> Node:
-        shape = reduced(self.shape, reduced_axes(self, listed(dim)), keepdim)
+        shape = reduced(self.shape, reduced_axes(self, layout.listed(dim)), keepdim)
         args = (self,) if dim is None and not keepdim else (self, dim, keepdim)
         return t.node(f"aten::{name}", args, form(shape, dtypes.int64))
 

@@ -103,7 +103,7 @@ def unsqueeze(t: Tracer, self: Node, dim: int) -> Node:
 
 @traced("squeeze")
 def squeeze(t: Tracer, self: Node, dim: Sequence[int] | int | None = None) -> Node:
-    dims = range(self.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    dims = range(self.ndim) if dim is None else layout.listed(dim)
     gone = sorted({self.dim(d) for d in dims if self.shape and self.shape[self.dim(d)] == 1})
 
     def back(grad: Node) -> Node:
