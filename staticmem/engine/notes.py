@@ -8,7 +8,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Note
 from staticmem.ops.registry import kinds_of
-from staticmem.passes.restoring.lost_gradients import is_of_layer
+from staticmem.passes.restoring.custom_functions import is_of_layer
 from staticmem.scenario.checkpointing import Policy, never_seen
 from staticmem.scenario.edits import NONE_FROZEN
 from staticmem.scenario.losses import has_terms

@@ -169,7 +169,7 @@ FX_TEXTS: tuple[Pass, ...] = (
         "stored tensors",
         "calls that make tensors of zeros or ones: the exporter's optimiser stores their results",
         "onnxscript/optimizer/_constant_folding.py",
-        "restoring.stored_results:stored_tensors",
+        "restoring.onnx_tensors:stored_tensors",
     ),
     Rewrite(
         "promotions",

@@ -17,7 +17,7 @@ from staticmem.ir.stacks import is_published
 from staticmem.liveness import Lifetimes
 from staticmem.ops import kinds_of
 from staticmem.ops.registry import FREE_PRODUCTS
-from staticmem.passes.variables.attention_weights import attention_weights
+from staticmem.passes.variables.policy import attention_weights
 from staticmem.passes.variables.releases import kept_by_modules
 from staticmem.passes.variables.source_lines import is_published as is_published_line
 

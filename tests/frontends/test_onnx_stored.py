@@ -12,7 +12,7 @@ import pytest
 from onnx_models import bound, fx, model, node, value, weight
 
 from staticmem.ir.graph import Graph, Op, Ref
-from staticmem.passes.restoring.fx_values import before
+from staticmem.passes.restoring.fx_text import before
 
 CALL = "%y : [num_users=1] = call_function[target=torch.ops.aten.{}](args = ({}), kwargs = {{}})"
 

@@ -4,7 +4,12 @@ Asked for are modules by class or path, groups of them, and segments of a Sequen
 
 An export inlines a call in the model's own code, `x = checkpoint(block, x)`: its ops look like all others. Only the
 source lines of stack traces show it, where the line is in a `forward` (torch.export keeps the frames of no other
-function; `hidden_checkpoints` has those that may be elsewhere). A file without traces cannot tell.
+function). A file without traces cannot tell.
+
+A line such as `x = self.encode(x)` stands for a method, and a loop in it may run `checkpoint(block, x)`: the lower end
+of a band has those (`hidden_checkpoints`). What code calls so, by habit and in the documentation of
+torch.utils.checkpoint, are the repeated modules of a list: numbered modules of one class, of several ops each. Code of
+published libraries checkpoints nothing unless it is asked to.
 
 A checkpoint with use_reentrant=True has a `forward` of its own, whose frame is in the traces, and runs its function
 under no_grad. A line that decides whether it calls one, `x = checkpoint(b, x) if self.ck else b(x)`, does not tell
@@ -17,7 +22,7 @@ Source: torch/utils/checkpoint.py (`checkpoint`, `checkpoint_sequential`: all se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
 from staticmem.errors import UsageError, did_you_mean
@@ -25,9 +30,9 @@ from staticmem.ir.graph import Frame, Graph, Note, Op, Region
 from staticmem.ir.module_spans import Call, by_parent, calls_of, region_of, selected
 from staticmem.ir.record import record
 from staticmem.ir.stacks import Stack
-from staticmem.passes.requested.hidden_checkpoints import hidden_checkpoints
 from staticmem.passes.restoring.custom_functions import functions
-from staticmem.passes.variables.source_lines import is_checkpoint_function
+from staticmem.passes.variables.source_lines import is_checkpoint_function, is_published
+from staticmem.passes.variables.unseen_code import Line, line_at, lines_of_methods
 from staticmem.scenario.checkpointing import NO_CHECKPOINTS, SQRT
 from staticmem.scenario.step import Scenario
 
@@ -413,3 +418,35 @@ def _are_modules(line: _Line, parts: Sequence[tuple[Frame | None, int, int]], re
         return all(path == named or path.startswith(named + ".") for path in children)
     lists = {path.rpartition(".")[0] for path in children}
     return len(lists) == 1 and all(path.rpartition(".")[2].isdigit() for path in children)
+
+
+def hidden_checkpoints(graph: Graph) -> tuple[Region, ...]:
+    """The module calls that hidden code may run in checkpoints; worked out once for each graph."""
+    key = "hidden checkpoints"
+    regions: tuple[Region, ...] | None = graph.derived.get(key)
+    if regions is None:
+        regions = _hidden(graph)
+        graph.derived[key] = regions
+    return regions
+
+
+def _hidden(graph: Graph) -> tuple[Region, ...]:
+    lines = lines_of_methods(graph) if any(op.stack for op in graph.ops) else set()
+    if not lines:
+        return ()
+    alike: dict[tuple[object, ...], list[Call]] = {}  # by caller, list and class
+    for call in calls_of(graph):
+        owner, _, number = call.path.rpartition(".")
+        if number.isdigit() and call.end - call.start > 1 and _is_hidden(graph, call, lines):
+            alike.setdefault((call.stack[:-1], owner, call.cls), []).append(call)
+    return tuple(region_of([call]) for several in alike.values() if len(several) > 1 for call in several)
+
+
+def _is_hidden(graph: Graph, call: Call, lines: Set[Line]) -> bool:
+    """Whether the line that runs the call is that of a method which no trace shows."""
+    level = len(call.stack) - 2
+    first = next((op for op in graph.ops[call.start : call.end] if len(op.stack) >= len(op.modules) > level + 1), None)
+    if first is None or level < 0:
+        return False
+    source = line_at(first, level)
+    return not is_published(source) and (call.stack[:-1], source.file, source.line) in lines

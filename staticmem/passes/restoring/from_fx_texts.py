@@ -19,7 +19,7 @@ from staticmem.ir.onnx_graph import Net, Node, Translated, frames
 from staticmem.ir.source import source_lines
 from staticmem.ir.stacks import common_depth
 from staticmem.ops.registry import kinds_of, parameters
-from staticmem.passes.restoring import fx_text, fx_values
+from staticmem.passes.restoring import fx_text
 
 if TYPE_CHECKING:
     from staticmem.passes.restoring.from_nodes import Translator
@@ -97,7 +97,7 @@ class _Builder:
         self.lost: set[str] = set()  # names in texts that nothing makes
         self.copied: dict[str, str] = {}  # clones and equal tensors that an optimiser left out, and of what
         self.assigned = {match[1] for node in net.nodes if (match := _ASSIGNED.search(node.fx))}
-        self.numbers = fx_values.numbers(net.consts)
+        self.numbers = fx_text.numbers(net.consts)
         self.inner = {name: node for node in net.nodes for name in node.outputs if name}
         self.users: dict[str, set[str]] = {}
         for node in net.nodes:
@@ -153,7 +153,7 @@ class _Builder:
         if fx.target == "operator::getitem":
             self._getitem(fx, nodes)
             return
-        if fx_values.is_folded_norm(fx, nodes[-1]):
+        if fx_text.is_folded_norm(fx, nodes[-1]):
             self._unfold(fx, nodes[-1])
             return
         self._of_norm(fx, nodes)
@@ -163,11 +163,11 @@ class _Builder:
         if self.normed:
             self._weight_norm(fx, nodes[-1])
         args = tuple(self._resolve(a) for a in fx.args)
-        if fx.target.removesuffix(".default") in _ONE_AXIS and fx_values.joins_axes(args, nodes[-1], self.net):
+        if fx.target.removesuffix(".default") in _ONE_AXIS and fx_text.joins_axes(args, nodes[-1], self.net):
             raise _UnresolvedError
         kwargs = {k: self._resolve(v) for k, v in fx.kwargs.items()} if fx.kwargs else NO_KWARGS
-        if fx_values.is_symbolic(fx.target):
-            number = fx_values.evaluate(fx.target, args, self.net)
+        if fx_text.is_symbolic(fx.target):
+            number = fx_text.evaluate(fx.target, args, self.net)
             if number is None:
                 raise _UnresolvedError
             self.env[fx.name] = number
@@ -184,11 +184,11 @@ class _Builder:
         last = nodes[-1]
         stack = source_lines(last.stack)
         op = Op(fx.name, fx.target, args, kwargs, outputs, frames(last), last.op, stack)
-        op = fx_values.as_called(op, nodes, self.net)
+        op = fx_text.as_called(op, nodes, self.net)
         if self.numbers:
-            op = fx_values.with_numbers(op, self.numbers)
+            op = fx_text.with_numbers(op, self.numbers)
         if self.net.rebound:
-            op = fx_values.resized(op, self.net)
+            op = fx_text.resized(op, self.net)
         if "split" in kinds_of(op.base):
             self.lists[fx.name] = len(self.ops)
             op = replace(op, outputs=self._list_names(op, nodes))
@@ -216,7 +216,7 @@ class _Builder:
             used = [any(u != text for u in self.users.get(n, ())) for n in last.outputs]
             count = max((i + 1 for i, u in enumerate(used) if u), default=0)
             return tuple(n or f"{last.name}::{i}" for i, n in enumerate(last.outputs[:count]))
-        names = sorted(self._group_results(nodes), key=fx_values.number_of)
+        names = sorted(self._group_results(nodes), key=fx_text.number_of)
         names = [n for n in names if n.startswith("getitem")]
         single = f"{last.name or last.outputs[0]}::output"
         if names and len(names) < (3 if base == "aten::lstm" else 2):  # of the output and the states, some are not read
@@ -235,7 +235,7 @@ class _Builder:
         if len(args) < 9 or not isinstance(args[0], Ref) or type(args[4]) is not int:
             return ()
         given, count = self.net.shape(args[0].name) or (), args[4] * (2 if args[7] else 1)
-        names = sorted((n for n in self._group_results(nodes) if n.startswith("getitem")), key=fx_values.number_of)
+        names = sorted((n for n in self._group_results(nodes) if n.startswith("getitem")), key=fx_text.number_of)
         if len(given) != 3 or not names:
             return ()
         batch = given[0 if args[8] else 1]
@@ -257,7 +257,7 @@ class _Builder:
 
     def _list_names(self, op: Op, nodes: list[Node]) -> tuple[str, ...]:
         """Names of the tensors of a list: those that the nodes of the group give it, else new ones."""
-        count = fx_values.list_length(op, self.net)
+        count = fx_text.list_length(op, self.net)
         names = [f"{op.name}.{i}" for i in range(count)]
         if len(nodes[-1].outputs) == count and count > 1:
             return tuple(given or name for given, name in zip(nodes[-1].outputs, names, strict=True))
@@ -379,7 +379,7 @@ class _Builder:
         refs: list[str] = []
         collect_refs((*fx.args, *fx.kwargs.values()), refs)
         lost = [name for name in dict.fromkeys(refs) if name in self.net.aliases and not self._names(name)]
-        values = fx_values.in_another_form(fx, lost, nodes, self.net) if lost else ()
+        values = fx_text.in_another_form(fx, lost, nodes, self.net) if lost else ()
         for placeholder, value in zip(lost, values, strict=False):
             name = self.net.aliases[placeholder]
             self.added[name] = Value(name, value.dtype, value.shape)
@@ -392,10 +392,10 @@ class _Builder:
         collect_refs((*fx.args, *fx.kwargs.values()), refs)
         lost = [name for name in dict.fromkeys(refs) if not self._names(name)]
         self.lost.update(lost)
-        for name, tensor in fx_values.in_order(fx, lost, nodes):
+        for name, tensor in fx_text.in_order(fx, lost, nodes):
             if tensor in self.defined:
                 self.env[name] = Ref(self._twin(name, tensor, nodes[0]))
-        if len(lost) != 1 or fx_values.is_symbolic(fx.target) or not nodes[-1].outputs:
+        if len(lost) != 1 or fx_text.is_symbolic(fx.target) or not nodes[-1].outputs:
             return
         if lost[0].startswith(("pad", "constant_pad_nd")) and self._padded(lost[0], fx, nodes):
             return
@@ -428,10 +428,10 @@ class _Builder:
         """The result of a call that an optimiser left out or merged with an equal one, whose result the reader has now:
         eager runs it. It was merged if its name is that of the same op (`layer_norm_3` of `layer_norm_1`)."""
         op = next((op for op in reversed(self.ops) if tensor in op.outputs), None)
-        base, around, stack = fx_values.base_of(name), frames(reader), source_lines(reader.stack)
+        base, around, stack = fx_text.base_of(name), frames(reader), source_lines(reader.stack)
         if around and around[-1].cls.startswith("torch.nn.modules."):  # its caller makes what it reads
             around, stack = around[:-1], stack[:-1]
-        if op is not None and base == fx_values.base_of(tensor) and "view" not in kinds_of(op.base):
+        if op is not None and base == fx_text.base_of(tensor) and "view" not in kinds_of(op.base):
             outputs = tuple(f"{name}::{n}" if n != tensor else name for n in op.outputs)
             call = replace(op, name=name, outputs=outputs, modules=around, stack=stack)
         elif op is not None and op.base == "aten::expand" and base in ("view", "_unsafe_view"):
@@ -451,7 +451,7 @@ class _Builder:
     @cached_property
     def normed(self) -> dict[str, tuple[str, str]]:
         """Modules whose small weights weight_norm made and an optimiser computed: direction and length of each."""
-        return fx_values.computed_weights(set(self.net.aliases.values()), self.defined)
+        return fx_text.computed_weights(set(self.net.aliases.values()), self.defined)
 
     def _weight_norm(self, fx: fx_text.FxNode, node: Node) -> None:
         """Puts the call of weight_norm before the op of its module, which reads its stored result."""
@@ -464,7 +464,7 @@ class _Builder:
                 continue
             self.added[direction] = Value(direction, value.dtype, shape)
             self.added[length] = Value(length, value.dtype, (shape[0], *(1 for _ in shape[1:])))
-            parametrized = direction.endswith(fx_values.PARAMETRIZED[0])
+            parametrized = direction.endswith(fx_text.PARAMETRIZED[0])
             inner = (Frame(direction.removesuffix(".original1") + ".0"),) if parametrized else ()
             result = f"{direction}::normed"
             call = (Ref(direction), Ref(length))
@@ -478,7 +478,7 @@ class _Builder:
     def _padded(self, name: str, fx: fx_text.FxNode, nodes: list[Node]) -> bool:
         """Puts a padding of zeros back that an optimiser made part of a convolution."""
         node = next((node for node in nodes if node.op == "Conv"), None)
-        padding = fx_values.padding_within(fx.args, node, self.net) if node is not None else None
+        padding = fx_text.padding_within(fx.args, node, self.net) if node is not None else None
         if node is None or padding is None:
             return False
         result = f"{name}::pad"
@@ -486,7 +486,7 @@ class _Builder:
             around = frames(node)
             if around and around[-1].cls.startswith("torch.nn.modules."):
                 around = around[:-1]
-            index = fx_values.before(self.ops, node.inputs[1])  # a parametrization runs after it
+            index = fx_text.before(self.ops, node.inputs[1])  # a parametrization runs after it
             call = (Ref(node.inputs[0]), padding, 0.0)
             self.ops.insert(index, Op(name, "aten::constant_pad_nd", call, {}, (result,), around))
             self.lists = {key: at + (at >= index) for key, at in self.lists.items()}
@@ -585,7 +585,7 @@ class _Builder:
             ops = ops if ops is not None else self.translator.node(node, frames(node))
             stack = source_lines(node.stack)
             ops = [replace(op, stack=stack) if stack and not op.stack else op for op in ops]
-            ops = [fx_values.as_written(op, node.fx) for op in ops]
+            ops = [fx_text.as_written(op, node.fx) for op in ops]
             self.fallbacks += bool(ops)
             self.ops.extend(ops)
             for op in ops:

@@ -20,7 +20,7 @@ frame that owns it (the common part of the producer's and the last reader's modu
 What a child module reads last is held until a product of its result is made (`x = self.gamma * self.mlp(x)` assigns
 when the line is done).
 
-Where no line tells, `unseen_names` has more habits: of skips, of what several statements read, and of loops.
+Where no line tells, `unseen_bounds` has more habits: of skips, of what several statements read, and of loops.
 
 `last-use` frees everything as early as any code could, and `most` holds what any code could hold (`unseen_bounds`).
 The two are the band of a peak; docs/accuracy.md says how far `expected` is off.
@@ -255,3 +255,27 @@ class _Variables:
 def _starts_sum(op: Op) -> bool:
     """`branch + 0`: a sum over branches whose first ones are absent (RepVGG, MobileOne), so branches have names."""
     return op.base == "aten::add" and len(op.args) > 1 and type(op.args[1]) in (int, float) and op.args[1] == 0
+
+
+def changes_weights(base: str) -> bool:
+    """Whether an op makes weights of weights: by another number, or where a mask says so."""
+    return base == "aten::mul" or not kinds_of(base).isdisjoint(("dropout", "masking"))
+
+
+def attention_weights(graph: Graph) -> set[str]:
+    """Results of softmax, and what dropout makes of them, that a matrix product reads."""
+    source_of: dict[str, str] = {}  # what becomes of the results of softmax -> what it was made from
+    weights: set[str] = set()
+    for op in graph.ops:
+        if "softmax" in kinds_of(op.base):
+            source_of[op.outputs[0]] = ""
+        elif changes_weights(op.base):
+            source = next((name for name in op.refs() if name in source_of), None)
+            if source is not None:
+                source_of[op.outputs[0]] = source
+        elif op.base in FREE_PRODUCTS:
+            for name in op.refs():
+                while name in source_of:
+                    weights.add(name)
+                    name = source_of[name]
+    return weights

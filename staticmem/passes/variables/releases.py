@@ -217,7 +217,7 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
 
         held = longest_holds(graph, held)
     if policy == "expected":
-        from staticmem.passes.variables.unseen_names import with_likely_names
+        from staticmem.passes.variables.unseen_bounds import with_likely_names
 
         held = with_likely_names(graph, held, traced=traced)
     if unseen is None:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from staticmem.ir.graph import Frame, Graph, Op, Ref, SourceLine
 from staticmem.ir.stacks import general_path
 from staticmem.ops.registry import JOINS
-from staticmem.passes.variables.attention_weights import attention_weights
 from staticmem.passes.variables.line_texts import (
     ASSIGN,
     BUILTINS,
@@ -34,7 +33,7 @@ from staticmem.passes.variables.line_texts import (
     statements_of,
     without_indices,
 )
-from staticmem.passes.variables.policy import Attribute
+from staticmem.passes.variables.policy import Attribute, attention_weights
 
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
 _JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")

@@ -10,8 +10,7 @@ from staticmem.engine.step import run_step
 from staticmem.ir.dtypes import float32
 from staticmem.ir.graph import Edit, Frame, Graph, Note, Parameter, Ref
 from staticmem.liveness import liveness
-from staticmem.passes.restoring.custom_functions import ends_of_functions, has_functions
-from staticmem.passes.restoring.lost_gradients import steps_of, with_least_gradients
+from staticmem.passes.restoring.custom_functions import ends_of_functions, has_functions, steps_of, with_least_gradients
 from staticmem.scenario.step import Scenario
 
 X, W = Ref("x"), Ref("w")

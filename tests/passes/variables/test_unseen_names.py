@@ -10,7 +10,7 @@ from small_graphs import Builder
 from staticmem.ir.graph import Graph, Ref, SourceLine
 from staticmem.passes.variables.policy import Held
 from staticmem.passes.variables.releases import held_values
-from staticmem.passes.variables.unseen_names import with_likely_names
+from staticmem.passes.variables.unseen_bounds import with_likely_names
 
 NET = ":my.Net"
 X = Ref("x")
