@@ -1,4 +1,4 @@
-"""What a step may have beside its model and its optimizer: a class in a file of its own for each.
+"""What a step may have beside its model and its optimizer: a class for each, in a file of its subject.
 
 A step knows no feature by name. It calls every moment of `Feature` for those that are asked for, in the order of
 FEATURES. A new one is a class and a row.
@@ -131,13 +131,13 @@ FEATURES = (  # in the order in which they act at one moment
     Row("old_gradients", "OldGradients", attrgetter("scenario.gradients_at_start")),
     Row("input_gradients", "InputGradients", attrgetter("scenario.input_grad")),
     Row("losses", "Criterion", _has_one_loss),
-    Row("loss_terms", "SumOfTerms", lambda step: not _has_one_loss(step)),
+    Row("losses", "SumOfTerms", lambda step: not _has_one_loss(step)),
     Row("compiled_step", "CompiledCode", attrgetter("scenario.compile"), infers=True),
     Row("checkpointing", "CheckpointedCode", lambda step: step.checkpoints or step.scenario.checkpoint_save),
     Row("float32_outputs", "Float32Outputs", lambda step: step.scenario.float32_outputs and step.scenario.amp),
     Row("offloading", "OffloadedActivations", lambda step: step.scenario.offload_activations != ON_GPU),
     Row("held_outputs", "HeldOutputs", _holds_outputs, infers=True),
-    Row("previous_loss", "PreviousLoss", attrgetter("training")),
+    Row("held_outputs", "PreviousLoss", attrgetter("training")),
     Row("clipping", "ClippedGradients", attrgetter("scenario.clip_grad_norm")),
 )
 

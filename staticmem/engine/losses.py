@@ -1,25 +1,34 @@
-"""Losses as PyTorch runs them, the choice of one from the output's shape, and that of a training step."""
+"""Losses as PyTorch runs them, the choice of one from the output's shape, and losses over several outputs.
+
+`loss = cross_entropy(out, y) + 0.4 * cross_entropy(aux, y)`: one term after the other; each sum ends its operands. The
+losses that a sum or a product was made of are temporaries of that line.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
+from staticmem.eager.strides import Shape
 from staticmem.eager.tensor import Tensor
 from staticmem.engine.features import Feature, RunningStep
-from staticmem.engine.shapes import output_shape
-from staticmem.errors import UsageError
+from staticmem.engine.shapes import output_shape, value_infos
+from staticmem.errors import UsageError, closest
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Note, Value
+from staticmem.ir.dtypes import DType
+from staticmem.ir.graph import Graph, Note, Value
+from staticmem.ir.record import record
+from staticmem.ops.arithmetic import add, mul
 from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call
 from staticmem.ops.reduction import mean
 from staticmem.ops.registry import rule_of
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import flatten
-from staticmem.scenario.losses import AFTER_THE_MODEL, HEAD_LOSSES, OF_THE_MODEL
+from staticmem.scenario.losses import AFTER_THE_MODEL, AUTO, EVERY, HEAD_LOSSES, ITSELF, OF_THE_MODEL, Term, terms_of
 
 _WITH_TARGET_OF_THE_OUTPUT = ("mse", "l1", "smooth-l1", "bce")  # of its shape
 _AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of the model
@@ -153,3 +162,214 @@ def mse(e: Eager, output: Tensor, target: Tensor) -> Tensor:
 
     e.record("MseLossBackward0", out, [source], [Formula((0,), gradient)], [source, target])
     return out
+
+
+@record(frozen=True)
+class Target:
+    """What an output is compared with. `name` of an input of the model, or of a tensor that is one besides."""
+
+    name: str
+    shape: Shape
+    dtype: DType
+    is_input: bool = False
+
+
+@record(frozen=True)
+class TermOfOutput:
+    """A term over a value: `term.kind` is no longer `AUTO`, and `term.output` what the output is called in reports."""
+
+    value: str
+    term: Term
+    target: Target | None = None
+
+
+def terms_over(graph: Graph, loss: str) -> tuple[TermOfOutput, ...]:
+    """The terms of a loss over several outputs, with their targets. `EVERY` takes the outputs that no other term names
+    and that can have a loss.
+
+    Raises:
+        UsageError: the model has no such output, a loss does not fit its output, or two outputs the target that they
+            share.
+    """
+    read: dict[str, Term] = {}
+    rest: dict[str, Term] = {}
+    terms = terms_of(loss)
+    for term in terms:
+        if term.output == EVERY:
+            continue
+        value = graph.outputs[_position(graph, term.output)]
+        if value in read:
+            what = f"--loss has two terms of one output: '{read[value].output}' and '{term.output}'"
+            raise UsageError(what, "Two names of it are the same tensor.", "Leave one of them out.", code="SM139")
+        read[value] = term
+    for term in terms:
+        if term.output == EVERY:
+            called = {value: _called(graph, number) for number, value in enumerate(graph.outputs) if value not in read}
+            rest = {value: replace(term, output=name) for value, name in called.items()}
+    forms = _forms(graph, [*read, *rest])
+    summands: list[TermOfOutput] = []
+    targets: dict[object, Target] = {}
+    for value, term in {**read, **rest}.items():
+        shape, dtype = forms.get(value, (None, dtypes.string))
+        if shape is None or not dtype.is_differentiable:
+            if value in rest:
+                continue
+            why = "It is no floating-point tensor." if shape is not None else "It is no tensor."
+            raise UsageError(f"--loss {term}: the output has no gradient", why, "Leave it out.", code="SM139")
+        term = replace(term, kind=choose(shape) if term.kind == AUTO else term.kind)
+        _check(term, shape)
+        summands.append(TermOfOutput(value, term, _target(graph, term, shape, targets)))
+    if not summands:
+        raise UsageError("--loss has no term", "No output is a floating-point tensor.", "Use --mode infer.", "SM139")
+    return tuple(summands)
+
+
+def _position(graph: Graph, output: str) -> int:
+    if output in graph.output_names:
+        return graph.output_names.index(output)
+    if output.isascii() and output.isdigit() and len(output) < 10 and int(output) < len(graph.outputs):
+        return int(output)
+    names = [name for name in graph.output_names if name]
+    listed = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    count = len(graph.outputs)
+    why = f"It has {count} output{'s' if count != 1 else ''}"
+    why += f": {listed}." if names else "; the file has no names of them, so they go by their numbers, from 0."
+    hint = closest(output, names) if names else "Example: --loss 0=cross-entropy"
+    raise UsageError(f"--loss: the model has no output '{output[:60]}'", why, hint, code="SM139")
+
+
+def _called(graph: Graph, number: int) -> str:
+    """The name of an output, else its number."""
+    name = graph.output_names[number] if number < len(graph.output_names) else ""
+    return name or str(number)
+
+
+def _forms(graph: Graph, names: Collection[str]) -> dict[str, tuple[Shape | None, DType]]:
+    """Shapes and dtypes of outputs, from the file or from a run of the forward."""
+    forms = {name: (v.shape, v.dtype) for name in names if (v := graph.values.get(name)) is not None}
+    if any(name not in forms or forms[name][0] is None for name in names):
+        infos = value_infos(graph, training=False)
+        forms |= {name: (infos[name].shape, infos[name].dtype) for name in names if name in infos}
+    return forms
+
+
+def _check(term: Term, shape: Shape) -> None:
+    if term.kind == ITSELF and len(shape) > 0:
+        raise UsageError(
+            f"--loss {term}: the output is no loss",
+            f"'{ITSELF}' takes an output as a loss that the model has computed, and it has shape {list(shape)}.",
+            "Name a loss of it, as mean, or leave it out.",
+            code="SM139",
+        )
+    if term.kind == "cross-entropy" and len(shape) < 2:
+        raise UsageError(
+            f"--loss {term} does not fit the output",
+            f"It has shape {list(shape)}; cross-entropy needs a class dimension.",
+            "Use mse or mean for it.",
+            code="SM139",
+        )
+
+
+def _target(graph: Graph, term: Term, shape: Shape, targets: dict[object, Target]) -> Target | None:
+    """The target of a term: of one name, or, without names, of one kind and shape of output, there is one."""
+    wanted = target_of(term.kind, shape)
+    if wanted is None:
+        return None
+    given = next((value for value in graph.inputs if value.name == term.target), None)
+    if given is not None:
+        target = Target(given.name, given.shape or (), given.dtype, is_input=True)
+    else:
+        name = f"target '{term.target}'" if term.target else f"target of {term.output}"
+        target = targets.setdefault(term.target or (term.kind, shape), Target(name, *wanted))
+    fits = target.dtype is wanted[1] or (target.dtype.is_floating_point and wanted[1].is_floating_point)
+    if target.shape != wanted[0] or not fits:
+        raise UsageError(
+            f"--loss {term}: the target does not fit the output",
+            f"'{term.target}' is {target.dtype.name} {list(target.shape)}, and {term.kind} of an output of shape "
+            f"{list(shape)} needs {wanted[1].name} {list(wanted[0])}.",
+            "Give it a target of its own name.",
+            code="SM139",
+        )
+    return target
+
+
+def name_of(terms: Sequence[TermOfOutput]) -> str:
+    """The loss as the text that `terms_of` reads, with what was chosen."""
+    return ",".join(str(one.term) for one in terms)
+
+
+def notes_on(graph: Graph, terms: Sequence[TermOfOutput]) -> list[Note]:
+    """What is summed, what is compared with what, and which outputs nothing is learned from."""
+    parts = []
+    for one in terms:
+        weight = f"{one.term.weight} x " if one.term.weight else ""
+        parts.append(weight + (one.term.output if one.term.kind == ITSELF else f"{one.term.kind} of {one.term.output}"))
+    text = f"the loss is {' + '.join(parts)}"
+    shared: dict[str, list[str]] = {}
+    for one in terms:
+        if one.target is not None:
+            shared.setdefault(one.target.name, []).append(one.term.output)
+    for name, outputs in shared.items():
+        of_input = any(one.target is not None and one.target.is_input and one.target.name == name for one in terms)
+        if of_input:
+            text += f"; {', '.join(outputs)}: the input '{name}' is the target"
+        elif len(outputs) > 1:
+            text += f"; {', '.join(outputs)} have one target (@NAME behind a loss names one of its own)"
+    notes = [Note("assumption", "SM215", text, len(terms))]
+    read = {one.value for one in terms}
+    left = [_called(graph, number) for number, value in enumerate(graph.outputs) if value not in read]
+    if left:
+        listed = ", ".join(left[:6]) + (", ..." if len(left) > 6 else "")
+        notes.append(Note("assumption", "SM216", f"outputs that the loss leaves out: {listed}", len(left)))
+    return notes
+
+
+class SumOfTerms(Criterion):
+    """A loss over several outputs."""
+
+    def __init__(self, step: RunningStep) -> None:
+        super().__init__(step)
+        self.terms = terms_over(step.graph, step.scenario.loss)
+        self.values = [one.value for one in self.terms]
+        self.name = name_of(self.terms)
+        self.targets: dict[str, Tensor] = {}
+        (first, *others) = self.terms
+        self.is_output = not others and first.term.kind == ITSELF and not first.term.weight
+
+    def place(self) -> None:
+        """Places the targets."""
+        step = self.step
+        for target in filter(None, [one.target for one in self.terms]):
+            if target.name not in self.targets:
+                value = Value(target.name, target.dtype, target.shape)
+                given = step.interpreter.env[target.name] if target.is_input else None
+                self.targets[target.name] = given or step.place(value, "input", target.name)
+        step.notes += notes_on(step.graph, self.terms)
+
+    def compute(self, outputs: Sequence[Tensor]) -> list[Tensor]:
+        """The sum of the terms."""
+        return [sum_terms(self.e, self.terms, self.step.interpreter.env, self.targets)]
+
+
+def sum_terms(
+    e: Eager, terms: Sequence[TermOfOutput], env: Mapping[str, object], targets: Mapping[str, Tensor]
+) -> Tensor:
+    """The sum of the terms."""
+    total: Tensor | None = None
+    for one in terms:
+        output = env[one.value]
+        assert isinstance(output, Tensor)
+        e.open_scope()
+        loss = run(e, one.term.kind, output, None if one.target is None else targets[one.target.name])
+        if one.term.weight:
+            loss = mul(e, loss, float(one.term.weight))
+        e.close_scope(keep=[loss])
+        if total is None:
+            total = loss
+            continue
+        both = add(e, total, loss)
+        e.free(total)
+        e.free(loss)
+        total = both
+    assert total is not None
+    return total

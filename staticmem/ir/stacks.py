@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from staticmem.ir.graph import Frame, Graph, Op
+import re
+
+from staticmem.ir.graph import Frame, Graph, Op, SourceLine
 
 Stack = tuple[Frame, ...]
 LIBRARIES = ("torchvision.", "timm.", "transformers.")
+_THEIR_FILES = re.compile(r"[/\\](?:torch|torchvision|timm|transformers)[/\\]")
 
 
 def general_path(path: str) -> str:
@@ -54,4 +57,6 @@ def is_published(op: Op) -> bool:
     return any(frame.cls.startswith(LIBRARIES) for frame in op.modules[-2:])
 
 
-__all__ = ["LIBRARIES", "Stack", "call_ends", "common_depth", "general_path", "is_published", "shared_frames"]
+def is_published_line(line: SourceLine) -> bool:
+    """Whether a line is of such a library, or of PyTorch."""
+    return _THEIR_FILES.search(line.file) is not None

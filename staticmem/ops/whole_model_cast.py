@@ -1,7 +1,7 @@
 """A whole-model cast (`--dtype bf16`) of a float32 export: how the explicit dtypes in its graph are read.
 
 An export has resolved `x.dtype` to float32. Under a cast model the same code gives another dtype. Source lines tell
-which it is (`passes.restoring.open_dtypes`: `Graph.named_float32` has the ops whose code names float32). Where they do
+which it is (`passes.restoring.upcasts`: `Graph.named_float32` has the ops whose code names float32). Where they do
 not, an explicit float32 is read as the code that most plausibly made it (transformers' RMSNorm and rotary embedding are
 the patterns):
 

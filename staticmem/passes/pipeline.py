@@ -199,7 +199,7 @@ FX_TEXTS: tuple[Pass, ...] = (
         "noise in place",
         "noise of stochastic depth and dropout_, which functionalisation makes out of place",
         "torchvision/ops/stochastic_depth.py, ATen/native/Dropout.cpp",
-        "restoring.noise:in_place_noise", "aten::bernoulli",
+        "restoring.views:in_place_noise", "aten::bernoulli",
     ),
     Rewrite(
         "adaptive pools",
@@ -261,7 +261,7 @@ FX_TEXTS: tuple[Pass, ...] = (
         "recurrent cells",
         "steps of recurrent layers that are exported as element-wise ops",
         "aten/src/ATen/native/RNN.cpp",
-        "restoring.cells:cells", _RECURRENT, classes=("torch.nn.modules.rnn.",),
+        "restoring.recurrent_layers:cells", _RECURRENT, classes=("torch.nn.modules.rnn.",),
     ),
     Pass(
         "statistics",
@@ -305,7 +305,7 @@ NODES: tuple[Pass, ...] = (
         "merged calls",
         "equal calls of modules of a list, which the TorchScript exporter merges into one",
         "torch/csrc/jit/passes/common_subexpression_elimination.cpp",
-        "restoring.merged_calls:run_in_each",
+        "restoring.module_calls:run_in_each",
     ),
     Rewrite(
         "augmented parts",
@@ -333,7 +333,7 @@ NODES: tuple[Pass, ...] = (
         "recurrent cells",
         "steps of recurrent layers that are exported as element-wise ops",
         "aten/src/ATen/native/RNN.cpp",
-        "restoring.cells:traced_cells", _RECURRENT,
+        "restoring.recurrent_layers:traced_cells", _RECURRENT,
     ),
     Pass(
         "operators on integers",
@@ -421,13 +421,13 @@ STEP = (
         "dtypes of lines",
         "which of the casts to float32 the code names, and which have the dtype of a tensor: an export has resolved it",
         "source lines of stack traces",
-        "restoring.open_dtypes:dtypes_of_lines", kinds=("cast", "factory"), option="cast",
+        "restoring.upcasts:dtypes_of_lines", kinds=("cast", "factory"), option="cast",
     ),
     Pass(
         "noise of stochastic depth",
         "the dtype of the noise, which is that of the tensor it multiplies: an export has resolved it",
         "torchvision/ops/stochastic_depth.py",
-        "restoring.noise:follow_operand", "aten::empty",
+        "restoring.views:follow_operand", "aten::empty",
     ),
     Pass(
         "trained parameters",

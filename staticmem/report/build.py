@@ -12,7 +12,7 @@ from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.ir.record import record
 from staticmem.liveness import Lifetimes
-from staticmem.liveness.held_outputs import added_by_held_outputs
+from staticmem.liveness.intervals import added_by_held_outputs
 from staticmem.liveness.why import module_of, module_of_op, reasons, short
 from staticmem.ops import lookup
 from staticmem.report.model import (

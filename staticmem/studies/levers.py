@@ -10,7 +10,7 @@ from staticmem.devices.architectures import computes_in_bfloat16
 from staticmem.devices.gpus import Gpu
 from staticmem.errors import StaticmemError
 from staticmem.ir.graph import Graph
-from staticmem.liveness.held_outputs import added_by_held_outputs
+from staticmem.liveness.intervals import added_by_held_outputs
 from staticmem.ops.registry import kinds_of
 from staticmem.passes.requested.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import CANNOT_RUN, LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers

@@ -3,7 +3,7 @@
 Each unknown has a least and a most: what ran in place (`passes.restoring.inplace`), which values variables hold
 (`passes.variables`), what custom functions, checkpoints and lost calls of `detach` do to autograd
 (`passes.restoring.custom_functions`), which dtypes code takes from tensors under autocast
-(`passes.restoring.open_dtypes`), what an exporter stored or merged (`stored_tensors`), and what is trained and
+(`passes.restoring.upcasts`), what an exporter stored or merged (`stored_tensors`), and what is trained and
 checkpointed (`unsaid_training`). The step runs again with the least of all, and with the most of all. Ops without a
 rule widen the band of any file, one with a recording too.
 """
@@ -29,9 +29,8 @@ from staticmem.passes.variables.releases import kept_by_modules, releases_of
 from staticmem.scenario.compiling import AUTOTUNED, WHOLE
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
-from staticmem.studies.kept_tensors import moved_by_kept_tensors
 from staticmem.studies.steps import JUDGED, Step, step_of
-from staticmem.studies.stored_tensors import moved_by_stored_tensors
+from staticmem.studies.stored_tensors import moved_by_kept_tensors, moved_by_stored_tensors
 from staticmem.studies.unsaid_training import least_of_training, least_on_fused_path
 
 PRODUCTS = ("aten.mm.default", "aten.addmm.default", "aten.bmm.default")
@@ -58,11 +57,11 @@ def questions(scenario: Scenario) -> tuple[Question, ...]:
     """What passes leave open beside what runs in place: each gives the graphs with the least and the most of it, or
     None where a graph leaves nothing open."""
     from staticmem.passes.restoring.custom_functions import ends_of_functions
-    from staticmem.passes.restoring.last_turns import ends_of_loops
+    from staticmem.passes.restoring.module_calls import ends_of_loops
 
     if scenario.amp is None and scenario.dtype is None:
         return ends_of_functions, ends_of_loops
-    from staticmem.passes.restoring.open_dtypes import ends_of_cast, ends_under_autocast
+    from staticmem.passes.restoring.upcasts import ends_of_cast, ends_under_autocast
 
     return ends_of_functions, ends_under_autocast, ends_of_cast, ends_of_loops
 
@@ -252,11 +251,11 @@ class LiveBand:
         return any(getattr(asked, part) != getattr(expected, part) for part in parts)
 
     def _forward_matters(self) -> bool:
-        """Whether what is open can lift the forward of training above the peak (`forward_bound`), or moves what
+        """Whether what is open can lift the forward of training above the peak (`ForwardBound`), or moves what
         backward needs. Checkpoints run the forward again in backward."""
         if self.result.recomputed or (self._peaks_in_forward() and self._may_release_early()):
             return True
-        from staticmem.studies.forward_bound import ForwardBound, held_by_most, held_in_calls
+        from staticmem.studies.unsaid_training import ForwardBound, held_by_most, held_in_calls
 
         graph, peak = self.graph, self.lifetimes.peak_bytes
         maybe_open = ops_left_open(graph) if self._leaves_inplace_open else []

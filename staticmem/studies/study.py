@@ -23,7 +23,7 @@ from staticmem.frontends.recent import MODELS, Recent
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes, liveness
-from staticmem.liveness.held_outputs import added_by_held_outputs
+from staticmem.liveness.intervals import added_by_held_outputs
 from staticmem.ops.registry import kinds_of
 from staticmem.passes import pipeline
 from staticmem.passes.pipeline import Pass

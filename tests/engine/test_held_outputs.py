@@ -15,7 +15,7 @@ from staticmem.engine.held_outputs import BEFORE, HISTORY, PREVIOUS
 from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph
 from staticmem.liveness import liveness
-from staticmem.liveness.held_outputs import added_by_held_outputs
+from staticmem.liveness.intervals import added_by_held_outputs
 from staticmem.scenario.step import Scenario
 
 SIZE = 64 * 64 * 4  # bytes of every tensor of the graphs below but losses

@@ -11,9 +11,9 @@ from staticmem.ir.graph import Graph
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
 from staticmem.studies import steps as module
-from staticmem.studies.forward_bound import ForwardBound, held_by_most, held_in_calls
 from staticmem.studies.steps import step_of
 from staticmem.studies.study import Study
+from staticmem.studies.unsaid_training import ForwardBound, held_by_most, held_in_calls
 
 MODELS = Path(__file__).parents[2] / "models"
 FILES = ("resnet18.onnx", "mobilenet_v2.onnx", "resnet18.pt2", "seed.onnx")

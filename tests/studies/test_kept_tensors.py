@@ -8,7 +8,7 @@ from staticmem.engine.step import run_step
 from staticmem.ir.graph import Graph, Ref, SourceLine
 from staticmem.liveness import liveness
 from staticmem.scenario.step import Scenario
-from staticmem.studies.kept_tensors import moved_by_kept_tensors
+from staticmem.studies.stored_tensors import moved_by_kept_tensors
 
 X = Ref("x")
 TRAINING = Scenario(mode="train", optimizer="sgd", loss="mean")

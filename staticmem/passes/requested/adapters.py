@@ -21,7 +21,7 @@ from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir import dtypes
 from staticmem.ir.graph import REQUIRES_GRAD, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
 from staticmem.ir.module_spans import calls_of
-from staticmem.passes.requested.inserted import names_of, unused_name, with_ops
+from staticmem.passes.edit import names_of, unused_name, with_ops
 from staticmem.passes.requested.layers import (
     CONV1D,
     EMBEDDING,

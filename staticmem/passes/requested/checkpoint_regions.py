@@ -29,9 +29,9 @@ from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir.graph import Frame, Graph, Note, Op, Region
 from staticmem.ir.module_spans import Call, by_parent, calls_of, region_of, selected
 from staticmem.ir.record import record
-from staticmem.ir.stacks import Stack
+from staticmem.ir.stacks import Stack, is_published_line
 from staticmem.passes.restoring.custom_functions import functions
-from staticmem.passes.variables.source_lines import is_checkpoint_function, is_published
+from staticmem.passes.variables.source_lines import is_checkpoint_function
 from staticmem.passes.variables.unseen_code import Line, line_at, lines_of_methods
 from staticmem.scenario.checkpointing import NO_CHECKPOINTS, SQRT
 from staticmem.scenario.step import Scenario
@@ -449,4 +449,4 @@ def _is_hidden(graph: Graph, call: Call, lines: Set[Line]) -> bool:
     if first is None or level < 0:
         return False
     source = line_at(first, level)
-    return not is_published(source) and (call.stack[:-1], source.file, source.line) in lines
+    return not is_published_line(source) and (call.stack[:-1], source.file, source.line) in lines

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from staticmem.errors import UsageError
 from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Note, Op, Parameter, Ref
 from staticmem.ops import kinds_of
-from staticmem.passes.requested.inserted import names_of, unused_name, with_named_ops
+from staticmem.passes.edit import names_of, unused_name, with_named_ops
 from staticmem.passes.restoring.experts import FALLBACK, GROUPED
 from staticmem.scenario.strategies import ExpertShare
 

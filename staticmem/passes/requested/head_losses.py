@@ -19,7 +19,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Ref, Value
 from staticmem.ops.head_losses import CHUNKS
 from staticmem.ops.registry import kinds_of
-from staticmem.passes.requested.inserted import with_ops
+from staticmem.passes.edit import with_ops
 from staticmem.units import format_bytes
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph, Note, Op, Ref
 from staticmem.ops.inplace_abn import ACTIVATIONS, INPLACE_ABN, RELU
 from staticmem.ops.registry import CONCATENATIONS, LINEARS, kinds_of
-from staticmem.passes.requested.inserted import with_ops
+from staticmem.passes.edit import with_ops
 
 # ops that do not save their result and whose result is no view; beside convolutions
 _PRODUCERS = LINEARS | CONCATENATIONS | {"aten::add", "aten::sub"}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Note, Op, Parameter, Ref, Value
-from staticmem.passes.requested.inserted import names_of, unused_name, with_ops
+from staticmem.passes.edit import names_of, unused_name, with_ops
 from staticmem.passes.requested.layers import EMBEDDING, Layer, layers_of, output_head, without_modules
 from staticmem.passes.requested.weight_only import pack
 from staticmem.scenario.adapters import Quantized

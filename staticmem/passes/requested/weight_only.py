@@ -19,7 +19,7 @@ from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Note, Op, Parameter, Ref, Value
 from staticmem.ops.torchao import COLUMNS_OF_TILES, GROUP, INNER_TILES, ROWS_OF_TILES, padded
-from staticmem.passes.requested.inserted import names_of, unused_name, with_ops
+from staticmem.passes.edit import names_of, unused_name, with_ops
 from staticmem.passes.requested.layers import LINEAR, WRITTEN_OUT, Layer, layers_of
 from staticmem.scenario.adapters import Quantized
 

@@ -1,13 +1,25 @@
-"""What the dynamo exporter loses of calls: their numbers, and regions of `torch.no_grad()` and `torch.autocast()`.
+"""What exporters lose of calls of modules: their numbers, regions that they ran in, calls that were merged, last turns.
 
-Repeated calls of one module have the same path in the file.
+Repeated calls of one module have the same path in a file of the dynamo exporter.
 
 torch.export keeps a region of `torch.no_grad()` as a graph of its own; the ONNX exporter runs that graph, and writes
 what it does in line, without the region and without the modules. The source lines of these ops are those of the
 generated code (`<eval_with_key>`), which says what ran in place. A region of `torch.autocast()` is taken apart the same
 way. On a machine without CUDA each region of `torch.autocast("cuda")` is exported as one that is not enabled.
 
-Source: torch/_export/passes/replace_set_grad_with_hop_pass.py, replace_autocast_with_hop_pass.py.
+The TorchScript exporter merges equal nodes into one. Modules of a list that begin with the same call of the same tensor
+(`F.leaky_relu(x)` in each residual block of a vocoder) have one node for it, which stands in the first of them. PyTorch
+runs the call in each, and each result lives as long as its own module needs it.
+
+And exporters of ONNX drop what the last turn of a loop computes for a turn that never comes.
+`for block in self.blocks: y = block(x); x = x + y[:, :c]; skip = skip + y[:, c:]` computes an `x` in its last turn that
+nobody reads. PyTorch runs that, and the variable has it until the function returns. The sign is a module of a list
+after which its frame runs ops in each turn that the last turn lacks, where all others are the same. Code may as well
+leave them out (`if block is not self.blocks[-1]`), so that only a band has them.
+
+Sources: torch/_export/passes/replace_set_grad_with_hop_pass.py, replace_autocast_with_hop_pass.py;
+torch/csrc/jit/passes/common_subexpression_elimination.cpp, which torch.onnx.export runs (torch/onnx/utils.py,
+`_optimize_graph`).
 """
 
 from __future__ import annotations
@@ -15,12 +27,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import is_
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Note, Op, Ref
+from staticmem.ir.stacks import Stack, common_depth, general_path
+from staticmem.passes.edit import reading_instead
 from staticmem.passes.restoring.inplace import may_be_in_place
+from staticmem.scenario.step import Scenario
 
 
 def number_calls(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
@@ -231,3 +246,142 @@ def _with_casts(op: Op, graph: Graph, key: str, casts: dict[tuple[str, str], str
         if cast is not None:
             args[index] = Ref(cast)
     return op if casts == {} else replace(op, args=tuple(args))
+
+
+_FEWEST_TURNS = 3  # two whole ones show what a turn is
+
+
+def ends_of_loops(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] | None:
+    """The graph as it is, and with the ops that exporters may have dropped from last turns; None where there are
+    none."""
+    inserted: dict[int, list[Op]] = {}  # by the index that they come before
+    for frame, starts in _turns(graph).items():
+        turns = [_ops_of_turn(graph, frame, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        end, added = _missing(graph.ops, len(frame), *turns[-3:])
+        if added:
+            inserted[end] = added
+    if not inserted:
+        return None
+    ops = [each for index, op in enumerate(graph.ops) for each in (*inserted.get(index, ()), op)]
+    return graph, replace(graph, ops=(*ops, *inserted.get(len(graph.ops), ())))
+
+
+def _turns(graph: Graph) -> dict[Stack, list[int]]:
+    """By the frame that runs a loop over a list of modules: the first op of each turn. The first list tells turns."""
+    lists: dict[Stack, str] = {}
+    starts: dict[Stack, dict[str, int]] = {}
+    for index, op in enumerate(graph.ops):
+        for level in range(len(op.modules) - 1):
+            path, _, number = op.modules[level + 1].path.rpartition(".")
+            frame = op.modules[: level + 1]
+            if number.isdigit() and path != frame[-1].path and lists.setdefault(frame, path) == path:
+                starts.setdefault(frame, {}).setdefault(number, index)
+    return {frame: list(turns.values()) for frame, turns in starts.items() if len(turns) >= _FEWEST_TURNS}
+
+
+def _ops_of_turn(graph: Graph, frame: Stack, start: int, end: int | None) -> list[int]:
+    """The ops of a turn."""
+    within = range(start, len(graph.ops) if end is None else end)
+    return [index for index in within if graph.ops[index].modules[: len(frame)] == frame]
+
+
+def _missing(
+    ops: Sequence[Op], depth: int, before: list[int], whole: list[int], last: list[int]
+) -> tuple[int, list[Op]]:
+    """The ops of a whole turn that the last one lacks, made of what that has, and the index that they come before."""
+    keys = [_key(ops[index]) for index in whole]
+    if keys != [_key(ops[index]) for index in before]:
+        return 0, []
+    carried = zip(before, whole, strict=True)
+    own = {old: new for a, b in carried for old, new in zip(ops[a].outputs, ops[b].outputs, strict=True)}
+    added: list[Op] = []
+    end, rest = last[0], iter(last)
+    index = next(rest)
+    for key, place in zip(keys, whole, strict=True):
+        op, given = ops[place], ops[index]
+        if _key(given) == key and _reads_the_same(op, given, own):
+            own.update(zip(op.outputs, given.outputs, strict=True))
+            end, index = index + 1, next(rest, index)
+            continue
+        if len(op.modules) != depth:  # a module that does not run: its parameters are unread
+            return 0, []
+        outputs = tuple(f"{name} of the last turn" for name in op.outputs)
+        added.append(replace(reading_instead(op, own), name=outputs[0], outputs=outputs, clears=False))
+        own.update(zip(op.outputs, outputs, strict=True))
+    return end, added
+
+
+def _reads_the_same(op: Op, given: Op, own: Mapping[str, str]) -> bool:
+    """Whether an op of the last turn reads what one of another turn does, or a parameter instead of a parameter."""
+    return all(own.get(name, other) == other for name, other in zip(op.refs(), given.refs(), strict=True))
+
+
+def _key(op: Op) -> tuple[object, ...]:
+    """What an op of a turn has in common with that of another turn."""
+    numbers = tuple(arg for arg in op.args if not isinstance(arg, Ref | tuple))
+    paths = tuple([general_path(frame.path) for frame in op.modules])
+    return op.target, numbers, paths, len(op.refs()), len(op.outputs)
+
+
+@dataclass(slots=True)
+class _Calls:
+    """What runs in each module call."""
+
+    reads: dict[Stack, set[str]] = field(default_factory=dict)
+    makes: dict[Stack, set[str]] = field(default_factory=dict)
+
+
+def run_in_each(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
+    """The graph with a call of its own in each of the modules."""
+    calls = _what_calls_do(graph)
+    maker = {name: op for op in graph.ops for name in op.outputs}
+    again: dict[tuple[str, Stack], str] = {}
+    ops: list[Op] = []
+    for op in graph.ops:
+        names: dict[str, str] = {}
+        for name in op.refs():
+            first = maker.get(name)
+            depth = common_depth(first.modules, op.modules) if first is not None else 0
+            if first is None or not _is_merged(first, op, depth, calls):
+                continue
+            call = op.modules[: depth + 1]
+            if (name, call) not in again:
+                again[name, call] = f"{name}::{call[-1].path}"
+                ops.append(first.changed(outputs=(again[name, call],), modules=_within(first.modules, call)))
+            names[name] = again[name, call]
+        ops.append(reading_instead(op, names) if names else op)
+    if not again:
+        return graph, ()
+    values = {new: replace(graph.values[old], name=new) for (old, _), new in again.items() if old in graph.values}
+    text = "calls that the exporter merged run again in each module of a list"
+    changed = replace(graph, ops=tuple(ops), values={**graph.values, **values})
+    return changed, [Note("assumption", "SM271", text, len(again))]
+
+
+def _what_calls_do(graph: Graph) -> _Calls:
+    calls = _Calls()
+    for op in graph.ops:
+        for depth in range(1, len(op.modules) + 1):
+            call = op.modules[:depth]
+            calls.reads.setdefault(call, set()).update(op.refs())
+            calls.makes.setdefault(call, set()).update(op.outputs)
+    return calls
+
+
+def _is_merged(maker: Op, reader: Op, depth: int, calls: _Calls) -> bool:
+    """Whether what a module reads is an inner result of another of its list, which it has the input of as well."""
+    if len(maker.modules) <= depth or len(reader.modules) <= depth or len(maker.outputs) != 1:
+        return False
+    first, later = maker.modules[depth], reader.modules[depth]
+    if first.path == later.path or general_path(first.path) != general_path(later.path):
+        return False
+    own, other = maker.modules[: depth + 1], reader.modules[: depth + 1]
+    inputs = maker.refs()
+    is_inner = maker.outputs[0] in calls.reads[own] and len(calls.makes[own]) > 1
+    return bool(inputs) and is_inner and calls.makes[own].isdisjoint(inputs) and calls.reads[other].issuperset(inputs)
+
+
+def _within(modules: Stack, call: Stack) -> Stack:
+    """The modules of an op as they are in another call."""
+    old, new = modules[len(call) - 1].path, call[-1].path
+    return (*call, *(Frame(new + frame.path[len(old) :], frame.cls, frame.call) for frame in modules[len(call) :]))

@@ -188,7 +188,7 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
 
         until.update(certainly_held_by_lines(graph) if policy == "last-use" else held_by_lines(graph))
         if policy == "most":
-            from staticmem.passes.variables.line_bounds import longest_holds_of_lines
+            from staticmem.passes.variables.source_lines import longest_holds_of_lines
             from staticmem.passes.variables.unseen_bounds import longest_holds
 
             by_modules = longest_holds(graph, Held()).until
@@ -228,7 +228,7 @@ def _held_values(graph: Graph, policy: str, training: bool) -> Held:
             until[name] = max(until.get(name, end), end)
     frames = {name: depth for name, depth in held.frames.items() if name in unseen}
     if policy == "expected":
-        from staticmem.passes.variables.unseen_loops import ends_of_turns
+        from staticmem.passes.variables.unseen_code import ends_of_turns
 
         for name, index in ends_of_turns(graph, frames).items():
             until[name] = max(until.get(name, index), index)

@@ -278,7 +278,7 @@ _PADS = frozenset(("aten::pad", "aten::constant_pad_nd"))
 
 def with_likely_names(graph: Graph, held: Held, *, traced: bool = False) -> Held:
     """`held` of the expected policy, with the values that hidden functions are likely to have named, and without what a
-    loop has assigned again (of `traced` graphs `unseen_loops` tells that)."""
+    loop has assigned again (of `traced` graphs `unseen_code` tells that)."""
     names = _Names(graph)
     turns = ends_of_names_in_loops(graph)
     frames, until = dict(held.frames), dict(held.until)

@@ -20,16 +20,20 @@ So does attention that models write out (5.24, `eager_attention_forward` of mode
 (models/gpt_oss/modeling_gpt_oss.py) so has `combined_logits` the scores with them, and `attn_weights` those without,
 until it has the weights. The weights are the second result: the forward of the attention returns them, and a layer that
 calls it with `hidden_states, _ = self.self_attn(` has them until it returns.
+
+A loop in such code assigns its names again. All ops of a hidden function have the line that calls it: where the ops
+from one on run once more in the same order, the function is taken to have a loop, and a variable to be held no longer
+than until the next turn; what a later turn or another loop reads is in a container (`ends_of_turns`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from itertools import pairwise
 
 from staticmem.ir.graph import Frame, Graph, Op, SourceLine
-from staticmem.ir.stacks import Stack, common_depth
+from staticmem.ir.stacks import Stack, common_depth, general_path
 from staticmem.passes.variables.line_texts import statements_of
 from staticmem.passes.variables.source_lines import is_of_torch, names_of_children
 
@@ -355,3 +359,45 @@ def _held_in_call(ops: tuple[Op, ...], start: int, variables: Mapping[str, str])
     end = max((last[name] for name in until if name in last), default=start)
     ends = {op.base: start + index for index, op in enumerate(ops)}
     return {name: end if base == _RETURN else ends.get(base, end) for name, base in until.items()}
+
+
+_MOST_TURNS = 8  # that are compared: a turn may begin with the op that it has twice
+_LONGEST = 500  # ops of a turn
+
+
+def ends_of_turns(graph: Graph, frames: Mapping[str, int]) -> dict[str, int]:
+    """For those of some values that a loop makes: the op that makes the next one of the name. `frames` has the level of
+    the frame that holds each."""
+    if not frames:
+        return {}
+    ops = graph.ops
+    keys = [_key(op) for op in ops]
+    places: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        places.setdefault(key, []).append(index)
+    ends: dict[str, int] = {}
+    for place in places.values():
+        for number, index in enumerate(place):
+            names = [name for name in ops[index].outputs if name in frames]
+            if not names or not _is_open(ops[index], frames[names[0]]):
+                continue
+            again = next((j for j in place[number + 1 : number + 1 + _MOST_TURNS] if _repeats(keys, index, j)), None)
+            if again is not None:  # what is read later is in a container, which lives on
+                ends.update((name, again) for name in names if graph.last_read.get(name, again) <= again)
+    return ends
+
+
+def _is_open(op: Op, level: int) -> bool:
+    """Whether the line of a module of an op is of no layer of PyTorch."""
+    return len(op.stack) >= len(op.modules) > level and not is_of_torch(line_at(op, level))
+
+
+def _key(op: Op) -> Hashable:
+    """What tells a statement of a hidden function: the op, the module that runs it (of a list any), and the line."""
+    path = op.modules[-1].path if op.modules else ""
+    return op.target, general_path(path), tuple((line.file, line.line) for line in op.stack)
+
+
+def _repeats(keys: list[Hashable], index: int, again: int) -> bool:
+    length = again - index
+    return length <= _LONGEST and keys[index:again] == keys[again : again + length]

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - PyTorch's own name for it
 
-from staticmem.engine.loss_terms import terms_over
-from staticmem.engine.losses import target_of
+from staticmem.engine.losses import target_of, terms_over
 from staticmem.ir.graph import Graph
 from staticmem.ops import kinds_of
 from staticmem.scenario.losses import has_terms

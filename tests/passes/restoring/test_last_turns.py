@@ -5,7 +5,7 @@ from __future__ import annotations
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref
-from staticmem.passes.restoring.last_turns import ends_of_loops
+from staticmem.passes.restoring.module_calls import ends_of_loops
 from staticmem.scenario.step import Scenario
 
 NET = ":my.Net"

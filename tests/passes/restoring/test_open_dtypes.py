@@ -13,7 +13,7 @@ import staticmem
 from staticmem.ir.dtypes import bfloat16, float32, int64
 from staticmem.ir.graph import Frame, Graph, Ref, SourceLine
 from staticmem.passes.asked import Asked
-from staticmem.passes.restoring.open_dtypes import dtypes_of_lines, ends_of_cast, ends_under_autocast
+from staticmem.passes.restoring.upcasts import dtypes_of_lines, ends_of_cast, ends_under_autocast
 from staticmem.scenario.step import Scenario
 
 AMP, CAST = Scenario(mode="train", amp=bfloat16), Scenario(mode="train", dtype=bfloat16)

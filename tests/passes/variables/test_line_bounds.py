@@ -6,9 +6,8 @@ import pytest
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref, SourceLine
-from staticmem.passes.variables.line_bounds import longest_holds_of_lines
 from staticmem.passes.variables.line_texts import calls_hidden_code
-from staticmem.passes.variables.source_lines import certainly_held_by_lines, held_by_lines
+from staticmem.passes.variables.source_lines import certainly_held_by_lines, held_by_lines, longest_holds_of_lines
 
 
 def forward(*lines: str) -> Graph:

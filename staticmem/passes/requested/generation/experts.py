@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Graph, Op, Ref
+from staticmem.passes.edit import with_named_ops
 from staticmem.passes.requested.generation.draft import readers, renamed
 from staticmem.passes.requested.generation.reading import ref_name
-from staticmem.passes.requested.inserted import with_named_ops
 
 _GROUPED = "aten::_grouped_mm"
 
