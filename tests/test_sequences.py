@@ -23,7 +23,7 @@ from sampling import sampled
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
@@ -70,7 +70,7 @@ def ours(scenario: dict[str, Any]) -> Iterator[Row]:
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in scenario.items() if k in known}
     options["amp"] = dtypes.parse(scenario["amp"]) if "amp" in scenario else None
     trace = run_step(graph, Scenario(mode="train", outputs="dropped", **options)).trace
-    lifetimes = liveness(trace)
+    lifetimes = Lifetimes(trace)
     made: dict[int, list[int]] = {}  # by kernel, in order
     for buffer in trace.buffers:
         if buffer.size and trace.kernels[buffer.kernel].phase in ("forward", "backward"):

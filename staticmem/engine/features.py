@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from staticmem.ir.record import record
 from staticmem.scenario.checkpointing import Policy
-from staticmem.scenario.losses import has_terms
 from staticmem.scenario.step import HELD, ON_GPU, Scenario
 
 if TYPE_CHECKING:
@@ -110,16 +109,12 @@ class Feature:
 
 @record(frozen=True)
 class Row:
-    """The class `name` in the file `module` of this folder, and which steps have it."""
+    """What makes a feature, the class or function `name` in the file `module` here, and which steps have it."""
 
     module: str
     name: str
     applies: Callable[[RunningStep], object]
     infers: bool = False  # inferences have it too
-
-
-def _has_one_loss(step: RunningStep) -> bool:
-    return not has_terms(step.scenario.loss) or step.has_own_loss
 
 
 def _holds_outputs(step: RunningStep) -> bool:
@@ -130,8 +125,7 @@ FEATURES = (  # in the order in which they act at one moment
     Row("grad_scaler", "GradScaler", attrgetter("scenario.grad_scaler")),
     Row("old_gradients", "OldGradients", attrgetter("scenario.gradients_at_start")),
     Row("input_gradients", "InputGradients", attrgetter("scenario.input_grad")),
-    Row("losses", "Criterion", _has_one_loss),
-    Row("losses", "SumOfTerms", lambda step: not _has_one_loss(step)),
+    Row("losses", "make_criterion", attrgetter("training")),
     Row("compiled_step", "CompiledCode", attrgetter("scenario.compile"), infers=True),
     Row("checkpointing", "CheckpointedCode", lambda step: step.checkpoints or step.scenario.checkpoint_save),
     Row("float32_outputs", "Float32Outputs", lambda step: step.scenario.float32_outputs and step.scenario.amp),
@@ -147,6 +141,6 @@ def features_of(step: RunningStep) -> list[Feature]:
     features: list[Feature] = []
     for row in FEATURES:
         if (step.training or row.infers) and row.applies(step):
-            feature_class = getattr(import_module(f"staticmem.engine.{row.module}"), row.name)
-            features.append(feature_class(step))
+            make_feature = getattr(import_module(f"staticmem.engine.{row.module}"), row.name)
+            features.append(make_feature(step))
     return features

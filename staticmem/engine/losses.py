@@ -21,14 +21,23 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Graph, Note, Value
 from staticmem.ir.record import record
-from staticmem.ops.arithmetic import add, mul
 from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call
 from staticmem.ops.reduction import mean
 from staticmem.ops.registry import rule_of
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import flatten
-from staticmem.scenario.losses import AFTER_THE_MODEL, AUTO, EVERY, HEAD_LOSSES, ITSELF, OF_THE_MODEL, Term, terms_of
+from staticmem.scenario.losses import (
+    AFTER_THE_MODEL,
+    AUTO,
+    EVERY,
+    HEAD_LOSSES,
+    ITSELF,
+    OF_THE_MODEL,
+    Term,
+    has_terms,
+    terms_of,
+)
 
 _WITH_TARGET_OF_THE_OUTPUT = ("mse", "l1", "smooth-l1", "bce")  # of its shape
 _AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of the model
@@ -351,10 +360,18 @@ class SumOfTerms(Criterion):
         return [sum_terms(self.e, self.terms, self.step.interpreter.env, self.targets)]
 
 
+def make_criterion(step: RunningStep) -> Criterion:
+    """The loss of a step: the one that its scenario names, or a sum of several."""
+    has_one_loss = step.has_own_loss or not has_terms(step.scenario.loss)
+    return Criterion(step) if has_one_loss else SumOfTerms(step)
+
+
 def sum_terms(
     e: Eager, terms: Sequence[TermOfOutput], env: Mapping[str, object], targets: Mapping[str, Tensor]
 ) -> Tensor:
     """The sum of the terms."""
+    from staticmem.ops.arithmetic import add, mul  # few steps have such a loss
+
     total: Tensor | None = None
     for one in terms:
         output = env[one.value]

@@ -32,12 +32,6 @@ def _kept(state: State, p: Tensor) -> Kept:
     return Kept(kernel, form_of(shape, strides, dtype))
 
 
-def facts_of(scenario: Scenario) -> OptimizerFacts:
-    """The facts of the scenario's optimizer, with its options."""
-    assert scenario.optimizer is not None
-    return FACTS[scenario.optimizer](scenario)
-
-
 def make(
     e: Eager, scenario: Scenario, parameters: Sequence[Tensor], apart: Collection[int] = frozenset()
 ) -> Optimizer | Several:
@@ -56,7 +50,8 @@ def make(
 
 
 def _one(e: Eager, scenario: Scenario, parameters: Sequence[Tensor]) -> Optimizer:
-    facts = facts_of(scenario)
+    assert scenario.optimizer is not None
+    facts = FACTS[scenario.optimizer](scenario)
     impl = scenario.optimizer_impl
     if facts.only_fused:
         impl = "fused"
@@ -125,11 +120,8 @@ class Optimizer:
     ) -> None:
         self.e, self.facts, self.impl, self.parameters, self.offload = e, facts, impl, parameters, offload
         self.compiled, self.own, self.said = compiled, own or {}, said
+        self.fused = impl == "fused"
         self.locals: dict[str, Owner] = {}
-
-    @property
-    def fused(self) -> bool:
-        return self.impl == "fused"
 
     def facts_of(self, p: Tensor) -> OptimizerFacts:
         """The facts of the group that a parameter is in."""

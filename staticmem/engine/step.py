@@ -177,8 +177,13 @@ class StepRun:
         for feature in self.features:
             feature.end_step()
         e.trace.begin("optimizer")
-        self._update(optimizer)
-        self.notes += () if optimizer is None else optimizer.notes()
+        for feature in self.features:
+            feature.begin_update(optimizer)
+        if optimizer is not None:
+            optimizer.step()
+            self.notes += optimizer.notes()
+        for feature in self.features:
+            feature.end_update()
         result = self._result(outputs)
         received = self.received & read  # once: both have an entry for each parameter
         return result, trained, {k for k, p in enumerate(parameters) if id(p) in received}
@@ -383,15 +388,6 @@ class StepRun:
         """Who has what autograd's graph holds when backward is over: leaves that the forward made, attributes of `ctx`,
         gradients of the leaves."""
         return (self.interpreter.made_leaves, *self.gradients_of_leaves, self.e.of_graph)
-
-    def _update(self, optimizer: optimizers.Optimizer | optimizers.Several | None) -> None:
-        """The training loop after backward."""
-        for feature in self.features:
-            feature.begin_update(optimizer)
-        if optimizer is not None:
-            optimizer.step()
-        for feature in self.features:
-            feature.end_update()
 
     def _result(self, outputs: Sequence[Tensor]) -> StepResult:
         i, graph, scenario = self.interpreter, self.graph, self.scenario

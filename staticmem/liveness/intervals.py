@@ -164,11 +164,6 @@ def _releases(trace: Trace) -> array[int]:
     )
 
 
-def liveness(trace: Trace) -> Lifetimes:
-    """The lifetimes of a step's buffers."""
-    return Lifetimes(trace)
-
-
 def added_by_held_outputs(lifetimes: Lifetimes) -> int:
     """Bytes by which the peak would be lower if nothing held the outputs once the loss is computed."""
     trace = lifetimes.trace

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import Buffer, Convolution, Hold, Indices, Kernel, Kernels, Trace
 from staticmem.ir.dtypes import DType
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 
 Position: TypeAlias = "tuple[int, int]"
 _Moment: TypeAlias = "tuple[int, int, int]"  # a position, and the number of the call that asked for it
@@ -85,7 +85,7 @@ class Rewrite:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.pieces: list[Piece] = []
-        for b, tick in zip(trace.buffers, liveness(trace).died, strict=True):
+        for b, tick in zip(trace.buffers, Lifetimes(trace).died, strict=True):
             died = None if tick >= trace.ticks else (tick, EVENT, 0)
             life = ((b.born, EVENT, 0), died, b.kernel)
             self.pieces.append(Piece(b.nbytes, b.shape, b.dtype, b.category, b.name, *life, strides=b.strides))

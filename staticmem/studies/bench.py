@@ -32,7 +32,7 @@ from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
 from staticmem.engine.step import StepResult
 from staticmem.errors import StaticmemError
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 from staticmem.report.html.beside import CardRow
 from staticmem.report.sweep import CardFit
@@ -256,7 +256,7 @@ class Bench:
         if key not in self._live:
             result = self.step(request)
             own = self._is_own(request)
-            self._live[key] = (self.ask(request).lifetimes if own else liveness(result.trace)).peak_bytes
+            self._live[key] = (self.ask(request).lifetimes if own else Lifetimes(result.trace)).peak_bytes
         return self._live[key]
 
     # -- needs ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import StaticmemError
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile
-from staticmem.liveness import Lifetimes, liveness
+from staticmem.liveness import Lifetimes
 from staticmem.passes import pipeline
 from staticmem.passes.pipeline import Pass
 from staticmem.passes.requested.checkpoint_regions import has_open_regions
@@ -147,7 +147,7 @@ class LiveBand:
         if recorded is None or recorded.other_call is None:
             return None
         result = step_of(self.model, recorded.other_call, self.scenario)[0]
-        return liveness(result.trace if self.rank is None else self.rank(result).trace)
+        return Lifetimes(result.trace if self.rank is None else self.rank(result).trace)
 
     @property
     def _is_open(self) -> bool:
@@ -199,7 +199,7 @@ class LiveBand:
 
     def _peak(self, result: StepResult) -> int:
         """The peak of a step, of one rank where the request is parallel."""
-        return liveness(result.trace if self.rank is None else self.rank(result).trace).peak_bytes
+        return Lifetimes(result.trace if self.rank is None else self.rank(result).trace).peak_bytes
 
     def _moved_by_folded_norms(self) -> int:
         """Bytes by which the peak of training is higher if the export folded a batch norm into every convolution with

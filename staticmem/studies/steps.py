@@ -6,7 +6,7 @@ from staticmem.engine.step import StepResult, run_step
 from staticmem.frontends.recent import MOST_OPS, Recent
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import ModelFile
-from staticmem.liveness import Lifetimes, liveness
+from staticmem.liveness import Lifetimes
 from staticmem.scenario.step import Scenario
 
 STEPS = 4  # kept at a time: a scenario with both ends of its band, and the scenario that it is compared with
@@ -33,7 +33,7 @@ def step_of(model: ModelFile, graph: Graph, scenario: Scenario, policy: str = "e
     if kept is not None:
         return kept[1]
     result = run_step(graph, scenario, policy)
-    step = result, liveness(result.trace)
+    step = result, Lifetimes(result.trace)
     if getattr(model, "graphs", None) is not None and len(graph.ops) <= MOST_OPS:
         kept_steps.put(key, (graph, step))
     return step

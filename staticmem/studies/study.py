@@ -22,7 +22,7 @@ from staticmem.frontends.architectures import architecture_of
 from staticmem.frontends.recent import MODELS, Recent
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
-from staticmem.liveness import Lifetimes, liveness
+from staticmem.liveness import Lifetimes
 from staticmem.liveness.intervals import added_by_held_outputs
 from staticmem.ops.registry import kinds_of
 from staticmem.passes import pipeline
@@ -37,7 +37,6 @@ from staticmem.scenario.step import HELD, Scenario
 from staticmem.scenario.strategies import facts_of
 from staticmem.studies.position_tables import check_positions
 from staticmem.studies.steps import JUDGED, OF_SIZES, Step, step_of
-from staticmem.studies.unsaid_training import leaves_checkpoints_open
 from staticmem.units import format_bytes
 
 if TYPE_CHECKING:
@@ -272,7 +271,7 @@ class Study:
         for request in requests:
             study, of_rank = self.ask(request), replace(strategy, context=request.context)
             result = on_rank(study.result, of_rank)
-            ranks.append((study, of_rank, (result, liveness(result.trace))))
+            ranks.append((study, of_rank, (result, Lifetimes(result.trace))))
         return max(ranks, key=lambda rank: rank[2][1].peak_bytes)
 
     @contextmanager
@@ -338,6 +337,8 @@ class Study:
     @cached_property
     def notes(self) -> list[Note]:
         """Notes of the request, besides those of the graph and of the step."""
+        from staticmem.studies.unsaid_training import leaves_checkpoints_open
+
         result = self.result
         notes = [*self._scenario[1], *self._binding[1], *self._graph[1], *idle_in(self.request, result.graph.bases)]
         if result.unknown:

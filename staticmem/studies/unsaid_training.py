@@ -32,7 +32,7 @@ from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import Buffers, Holds, Trace
 from staticmem.ir.graph import Graph, Note, Ref
 from staticmem.ir.stacks import LIBRARIES, call_ends
-from staticmem.liveness import Lifetimes, liveness
+from staticmem.liveness import Lifetimes
 from staticmem.ops.activations import SAVE_LESS_IN_PLACE
 from staticmem.passes.restoring.inplace import writes_into_views
 from staticmem.passes.variables.releases import Releases, releases_of
@@ -84,7 +84,7 @@ def _of(lifetimes: Lifetimes, spans: Iterator[_Span]) -> Lifetimes:
     trace, buffers = lifetimes.trace, Buffers()
     for index, start, end in sorted(spans, key=lambda span: (span[1], span[0])):
         buffers.append(trace.buffers[index]._replace(born=start, died=end if end < trace.ticks else None))
-    return liveness(replace(trace, buffers=buffers, holds=Holds()).seal())
+    return Lifetimes(replace(trace, buffers=buffers, holds=Holds()).seal())
 
 
 def _alone(lifetimes: Lifetimes) -> Iterator[_Span]:

@@ -8,7 +8,7 @@ from prepared import run_step
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.scenario.step import Scenario
 
 BATCH, WIDTH = 64, 256
@@ -35,4 +35,4 @@ def test_the_cast_of_the_output_is_a_copy() -> None:
     scenario = Scenario(mode="train", loss="cross-entropy", dtype=dtypes.bfloat16, outputs="dropped")
     cast, plain = run_step(graph, scenario), run_step(graph, replace(scenario, dtype=None))
     assert cast.output_dtypes == (dtypes.float32,)
-    assert liveness(cast.trace).live == liveness(plain.trace).live
+    assert Lifetimes(cast.trace).live == Lifetimes(plain.trace).live

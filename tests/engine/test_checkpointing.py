@@ -15,7 +15,7 @@ from staticmem.eager.reasons import Reason
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Frame, Graph, Op, Ref, Region
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.passes.requested.checkpoint_regions import regions_of
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
@@ -31,7 +31,7 @@ def run(blocks: int, **levers: Any) -> StepResult:
 
 def saved_bytes(result: StepResult) -> int:
     """Bytes of activations of the blocks' size that are alive at the end of the forward, without the input."""
-    lifetimes = liveness(result.trace)
+    lifetimes = Lifetimes(result.trace)
     alive = lifetimes.alive(result.trace.marks["forward_end"] - 1)
     return sum(b.nbytes for b in alive if b.category == "activation" and b.nbytes == ACTIVATION)
 
@@ -108,7 +108,7 @@ def test_any_choice_of_blocks_gives_the_same_gradients(blocks: int, chosen: set[
         (b.name, b.nbytes) for b in plain.trace.buffers if b.category == "gradient"
     }
     end = dict(result.trace.phases)["optimizer"]
-    left = {b.nbytes for b in liveness(result.trace).alive(end) if b.category in ("activation", "temporary")}
+    left = {b.nbytes for b in Lifetimes(result.trace).alive(end) if b.category in ("activation", "temporary")}
     assert left <= {4, plain.trace.buffers[-1].nbytes, 16 * 16 * 4, 8 * 16 * 4}  # the loss, and the step's roots
     for hold in result.trace.holds:
         buffer = result.trace.buffers[hold.buffer]

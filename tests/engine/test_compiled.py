@@ -17,7 +17,7 @@ from staticmem.eager.strides import Form, contiguous_strides, form_of
 from staticmem.engine.compiled import CompiledRegion
 from staticmem.engine.step import StepResult, StepRun
 from staticmem.ir.graph import Graph, Op, Ref
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.liveness.why import reasons
 from staticmem.scenario.step import Scenario
 
@@ -238,7 +238,7 @@ def test_a_region_among_eager_ops() -> None:
     )  # fmt: skip
     call = CompiledCall(2, 3, ("a0", "wh"), ("y",), forward, backward, ("a0", "wh"), (0,))
     result = run(call)
-    assert liveness(result.trace).peak_bytes == liveness(_eager().trace).peak_bytes
+    assert Lifetimes(result.trace).peak_bytes == Lifetimes(_eager().trace).peak_bytes
     assert result.trained == 2
 
 

@@ -14,7 +14,7 @@ from staticmem.eager.reasons import Reason
 from staticmem.engine.held_outputs import BEFORE, HISTORY, PREVIOUS
 from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.liveness.intervals import added_by_held_outputs
 from staticmem.scenario.step import Scenario
 
@@ -67,7 +67,7 @@ def test_the_outputs_of_the_step_before_go_when_the_forward_has_returned() -> No
 def test_an_output_that_is_in_no_loss_keeps_what_it_saved() -> None:
     result = run(with_auxiliary())
     assert previous(result) == [SIZE, SIZE, SIZE]  # two outputs, and the gate
-    lifetimes = liveness(result.trace)
+    lifetimes = Lifetimes(result.trace)
     assert {b.name for b in lifetimes.alive(lifetimes.ticks - 1) if b.category == "activation"} == {
         "main", "auxiliary", "gate", "",  # the loss has no name
     }  # fmt: skip
@@ -109,7 +109,7 @@ def test_micro_batches_hold_the_outputs_of_the_one_before() -> None:
 @pytest.mark.parametrize(("name", "words"), CASES)
 def test_a_step_leaves_what_it_found(name: str, words: dict[str, Any]) -> None:
     """It is one of equal steps; gradients apart, which a first forward may not have."""
-    lifetimes = liveness(run(GRAPHS[name], **words).trace)
+    lifetimes = Lifetimes(run(GRAPHS[name], **words).trace)
     begin = dict(reversed(lifetimes.trace.phases))["forward"] - 1
     found, left = lifetimes.by_category(begin), lifetimes.by_category(lifetimes.ticks - 1)
     assert found["activation"] == left["activation"]
@@ -129,7 +129,7 @@ def test_the_process_keeps_nothing_from_step_to_step(name: str, words: dict[str,
 @pytest.mark.parametrize(("name", "words"), CASES)
 def test_what_they_add_to_the_peak(name: str, words: dict[str, Any]) -> None:
     """Worked out from one step, and by a step that drops them."""
-    held, dropped = (liveness(run(GRAPHS[name], outputs=word, **words).trace) for word in ("held", "dropped"))
+    held, dropped = (Lifetimes(run(GRAPHS[name], outputs=word, **words).trace) for word in ("held", "dropped"))
     assert added_by_held_outputs(held) == held.peak_bytes - dropped.peak_bytes
     assert added_by_held_outputs(dropped) == 0
     assert Reason.OUTPUTS not in dropped.trace.holds.kinds
@@ -138,11 +138,11 @@ def test_what_they_add_to_the_peak(name: str, words: dict[str, Any]) -> None:
 def test_inference_in_a_loop_holds_the_result_of_the_call_before() -> None:
     """`out = model(x)`: the result of before lives until the next forward has returned, and is none in the first."""
     result = run(with_auxiliary(), mode="infer", optimizer=None)
-    trace, lifetimes = result.trace, liveness(result.trace)
+    trace, lifetimes = result.trace, Lifetimes(result.trace)
     old = [b for b in trace.buffers if b.name == BEFORE and b.nbytes]
     assert [b.nbytes for b in old] == [SIZE, SIZE]
     assert {trace.replaced_by[b.id] for b in old} == {(b.id,) for b in trace.buffers if b.name in ("main", "auxiliary")}
-    dropped = liveness(run(with_auxiliary(), mode="infer", optimizer=None, outputs="dropped").trace)
+    dropped = Lifetimes(run(with_auxiliary(), mode="infer", optimizer=None, outputs="dropped").trace)
     assert lifetimes.peak_bytes == dropped.peak_bytes + 2 * SIZE
     assert added_by_held_outputs(lifetimes) == 2 * SIZE
     found, left = (lifetimes.by_category(tick)["activation"] for tick in (old[-1].born, lifetimes.ticks - 1))
@@ -169,4 +169,4 @@ def test_the_first_call_of_a_process_holds_nothing() -> None:
 
 
 def test_an_input_that_inference_returns_takes_nothing_more() -> None:
-    assert added_by_held_outputs(liveness(run(with_input_and_view(), mode="infer", optimizer=None).trace)) == SIZE
+    assert added_by_held_outputs(Lifetimes(run(with_input_and_view(), mode="infer", optimizer=None).trace)) == SIZE

@@ -17,7 +17,7 @@ from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph
 from staticmem.ir.model_file import resolve
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
@@ -51,7 +51,7 @@ def label(case: Mapping[str, Any]) -> str:
 def check(case: dict[str, Any], suffix: str) -> None:
     result = run_step(bound(case["graph"], suffix, case["batch"]), scenario_of(case))
     assert not [note for note in result.notes if note.code == "SM311"]  # PyTorch ran it
-    lifetimes = liveness(result.trace)
+    lifetimes = Lifetimes(result.trace)
     tolerance = TOLERANCE.get(case["graph"], 0.0) * case["peak_bytes"] + case.get("argument_bytes", 0)
     assert abs(lifetimes.peak_bytes - case["peak_bytes"]) <= tolerance
     at = lifetimes.allocation_at(lifetimes.peak_tick)

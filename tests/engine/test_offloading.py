@@ -13,7 +13,7 @@ from prepared import run_step
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Frame, Graph, Op, Ref
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import OFFLOADS, ON_GPU, PAGEABLE, PINNED, STREAMS, TORCHTUNE, Scenario
 
@@ -28,7 +28,7 @@ def run(kind: str, blocks: int = 4, graph: Graph | None = None, **levers: Any) -
 
 def activations_left(result: StepResult) -> int:
     """How many activations of the blocks are alive when the loss is known."""
-    lifetimes = liveness(result.trace)
+    lifetimes = Lifetimes(result.trace)
     alive = lifetimes.alive(result.trace.marks["forward_end"] - 1)
     return sum(b.nbytes == ACTIVATION and b.category == "activation" for b in alive)
 
@@ -81,7 +81,7 @@ def test_the_last_copies_hold_what_they_read() -> None:
 
 def test_streams_keep_what_came_back_until_the_next_node() -> None:
     """At most two nodes have theirs: the peak is larger by what a linear had when the relu before it runs."""
-    peaks = {kind: liveness(run(kind).trace).peak_bytes for kind in (TORCHTUNE, STREAMS)}
+    peaks = {kind: Lifetimes(run(kind).trace).peak_bytes for kind in (TORCHTUNE, STREAMS)}
     assert peaks[STREAMS] > peaks[TORCHTUNE]
     assert all(b.died is not None for b in run(STREAMS).trace.buffers if b.category == "temporary")
 
@@ -123,7 +123,7 @@ def test_micro_batches_are_alike(kind: str) -> None:
     """Nothing of the first is left when the second begins."""
     one, two = run(kind), run(kind, accumulate=2)
     assert came_back(two) == came_back(one) * 2
-    more = liveness(two.trace).peak_bytes - liveness(one.trace).peak_bytes
+    more = Lifetimes(two.trace).peak_bytes - Lifetimes(one.trace).peak_bytes
     assert 0 <= more <= 4 * WEIGHT + HEAD  # gradients of the first
 
 

@@ -151,7 +151,7 @@ def has_fused(name: str) -> bool:
 @each
 def test_temporaries_of_a_step(name: str, options: dict[str, Any], impl: str) -> None:
     scenario = Scenario(mode="train", optimizer=name, optimizer_impl=impl, **options)
-    if impl == "foreach" and optimizers.facts_of(scenario).foreach is None:
+    if impl == "foreach" and FACTS[name](scenario).foreach is None:
         pytest.skip("its default is the for-loop")
     optimizer, _ = build(name, impl, options)
     assert ours(scenario) == memory(optimizer.step)

@@ -12,7 +12,7 @@ from prepared import run_step
 
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.scenario.checkpointing import Policy
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Study, request_of
@@ -26,7 +26,7 @@ def run(blocks: int, *saves: str, **levers: Any) -> StepResult:
 
 
 def activations_at_the_end_of_forward(result: StepResult) -> int:
-    alive = liveness(result.trace).alive(result.trace.marks["forward_end"] - 1)
+    alive = Lifetimes(result.trace).alive(result.trace.marks["forward_end"] - 1)
     return sum(b.nbytes == ACTIVATION and b.category == "activation" for b in alive)
 
 

@@ -12,7 +12,7 @@ from staticmem.eager.reasons import Reason
 from staticmem.engine.step import StepResult
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.scenario.step import Scenario
 
 F32 = dtypes.float32
@@ -141,5 +141,5 @@ def test_the_caller_may_drop_what_the_loss_does_not_read() -> None:
     auxiliary = b.call("mm", Ref("x"), b.parameter("v", 64, 64), name="auxiliary")
     graph = b.graph(main, auxiliary)
     scenario = Scenario(mode="train", loss="cross-entropy", outputs="dropped")
-    expected, early = (liveness(run_step(graph, scenario, policy).trace) for policy in ("expected", "last-use"))
+    expected, early = (Lifetimes(run_step(graph, scenario, policy).trace) for policy in ("expected", "last-use"))
     assert early.phases["forward"].nbytes < expected.phases["forward"].nbytes

@@ -15,7 +15,7 @@ from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
 
@@ -33,11 +33,11 @@ def named(result: StepResult, category: str) -> set[str]:
 
 
 def peak(result: StepResult) -> int:
-    return liveness(result.trace).peak_bytes
+    return Lifetimes(result.trace).peak_bytes
 
 
 def forward_end(result: StepResult) -> int:
-    return liveness(result.trace).level_before(result.trace.marks["forward_end"])
+    return Lifetimes(result.trace).level_before(result.trace.marks["forward_end"])
 
 
 def codes(result: StepResult) -> set[str]:
@@ -161,7 +161,7 @@ def test_gradients_that_end_after_the_forward() -> None:
     """Lightning's closure: training_step, zero_grad, backward."""
     late, plain = (run(optimizer="adam", zero_grad=word) for word in ("after-forward", "first"))
     assert forward_end(late) - forward_end(plain) == 3 * WEIGHT + HEAD
-    first, again = (liveness(result.trace) for result in (late, plain))
+    first, again = (Lifetimes(result.trace) for result in (late, plain))
     ends = dict(late.trace.phases), dict(plain.trace.phases)
     assert first.level_before(ends[0]["optimizer"]) == again.level_before(ends[1]["optimizer"])
     assert forward_end(run(accumulate=2, zero_grad="after-forward")) == forward_end(run(accumulate=2))
@@ -232,7 +232,7 @@ def test_levers_go_together() -> None:
     assert result.trained == 4
     assert set(result.recomputed) == set(range(2, 8)) | set(result.recomputed) & {0, 1}
     end = result.trace.ticks - 1
-    kinds = {b.category for b in liveness(result.trace).alive(end)}
+    kinds = {b.category for b in Lifetimes(result.trace).alive(end)}
     assert kinds == {"parameter", "input", "gradient", "optimizer_state", "activation"}  # activation: the loss
 
 

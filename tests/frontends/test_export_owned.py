@@ -21,7 +21,7 @@ import staticmem  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.frontends.export_storages import tied_names  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
-from staticmem.liveness import liveness  # noqa: E402
+from staticmem.liveness import Lifetimes  # noqa: E402
 from staticmem.passes.pipeline import bind  # noqa: E402
 from staticmem.recording.writing import pt2_bytes  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
@@ -125,7 +125,7 @@ def left(norm: Any, path: Path) -> int:
     """Bytes that are alive when a step with SGD is done."""
     archive = read_archive(str(saved(norm(nn.Linear(256, 256, bias=False)), path)))
     graph = bind(archive, resolve(archive))
-    return liveness(run_step(graph, Scenario(mode="train", optimizer="sgd", loss="mean")).trace).live[-1]
+    return Lifetimes(run_step(graph, Scenario(mode="train", optimizer="sgd", loss="mean")).trace).live[-1]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -15,7 +15,7 @@ from staticmem.eager.trace import OPEN, Buffer, Trace, round_up
 from staticmem.frontends import open_model
 from staticmem.ir import dtypes
 from staticmem.ir.model_file import resolve
-from staticmem.liveness import Lifetimes, arrays, intervals, liveness
+from staticmem.liveness import Lifetimes, arrays, intervals
 from staticmem.passes.pipeline import bind
 from staticmem.scenario.step import Scenario
 
@@ -74,7 +74,7 @@ def example() -> Trace:
 
 
 def test_by_hand() -> None:
-    lifetimes = liveness(example())
+    lifetimes = Lifetimes(example())
     assert list(lifetimes.live) == [1024, 1536, 2560, 3072, 2560, 2048, 1024]
     assert (lifetimes.peak_bytes, lifetimes.peak_tick) == (3072, 3)
     assert list(lifetimes.died) == [7, 5, 6, 4]
@@ -85,19 +85,19 @@ def test_by_hand() -> None:
 
 
 def test_phases() -> None:
-    phases = liveness(example()).phases
+    phases = Lifetimes(example()).phases
     assert (phases["forward"].nbytes, phases["forward"].buffer) == (3072, 3)
     # the backward only releases: its peak is what it starts with, and no allocation reached it
     assert (phases["backward"].nbytes, phases["backward"].buffer) == (2560, None)
 
 
 def test_empty_trace() -> None:
-    lifetimes = liveness(Trace())
+    lifetimes = Lifetimes(Trace())
     assert (lifetimes.peak_bytes, lifetimes.peak_tick, lifetimes.phases) == (0, 0, {})
 
 
 def test_curve_is_numpy() -> None:
-    ticks, live = liveness(example()).curve()
+    ticks, live = Lifetimes(example()).curve()
     assert live.tolist() == [1024, 1536, 2560, 3072, 2560, 2048, 1024]
     assert (len(ticks), str(live.dtype)) == (7, "int64")
 
@@ -121,7 +121,7 @@ def test_intervals_of_real_exports(model: str, optimizer: str | None) -> None:
     graph = bind(file, resolve(file, batch=2))
     scenario = Scenario(mode="train" if optimizer else "infer", optimizer=optimizer)
     trace = run_step(graph, scenario).trace
-    lifetimes = liveness(trace)
+    lifetimes = Lifetimes(trace)
     seen = {b.id: (b.born, trace.ticks if b.died is None else b.died) for b in trace.buffers}
     assert by_owners(trace) == seen
     assert dict(enumerate(zip(lifetimes.born, lifetimes.died, strict=True))) == seen
@@ -132,9 +132,9 @@ def test_intervals_of_real_exports(model: str, optimizer: str | None) -> None:
 def test_peak_needs_every_owner() -> None:
     """The check above can fail: an owner that never lets go keeps its buffer to the end."""
     trace = example()
-    before = liveness(trace)
+    before = Lifetimes(trace)
     trace.holds.ends[1] = OPEN
-    after = liveness(trace)
+    after = Lifetimes(trace)
     assert (before.died[1], after.died[1]) == (5, trace.ticks)
     assert after.live[-1] == before.live[-1] + 512
 
@@ -168,7 +168,7 @@ def brute_force(trace: Trace, tick: int) -> int:
 
 @given(traces())
 def test_invariants(trace: Trace) -> None:
-    lifetimes: Lifetimes = liveness(trace)
+    lifetimes: Lifetimes = Lifetimes(trace)
     for tick in range(trace.ticks):
         assert lifetimes.live[tick] == brute_force(trace, tick)
         assert sum(lifetimes.by_category(tick).values()) == lifetimes.live[tick]
@@ -180,7 +180,7 @@ def test_invariants(trace: Trace) -> None:
 
 def answers(trace: Trace) -> object:
     """All that lifetimes say of a trace."""
-    found = liveness(trace)
+    found = Lifetimes(trace)
     moments = [
         (
             found.alive_ids(tick),
@@ -221,7 +221,7 @@ def test_a_phase_in_which_nothing_happens() -> None:
     r.allocate(1000)
     r.allocate(1000)
     r.trace.begin("last")
-    found = liveness(r.trace)
+    found = Lifetimes(r.trace)
     assert [(phase.phase, phase.nbytes, phase.tick) for phase in found.phases.values()] == [
         ("first", 0, 0), ("setup", 2048, 1), ("last", 2048, 1),
     ]  # fmt: skip

@@ -17,7 +17,7 @@ from sampling import sampled
 import staticmem
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.ops.ring_attention import GATHER
 from staticmem.parallel.rank import on_one_device, on_rank, strategy_of
 from staticmem.parallel.strategies.context import parts
@@ -51,7 +51,7 @@ def peak_of_rank(found: Study, rank: int) -> int:
     assert one.context is not None
     one = replace(one, context=replace(one.context, rank=rank))
     strategy = replace(strategy_of(found.request), context=one.context)
-    return liveness(on_rank(found.ask(one).result, strategy).trace).peak_bytes
+    return Lifetimes(on_rank(found.ask(one).result, strategy).trace).peak_bytes
 
 
 @pytest.mark.parametrize("case", sampled(MEASURED, 3), ids=name_of)

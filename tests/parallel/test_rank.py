@@ -11,7 +11,7 @@ from staticmem.allocators.from_trace import process_of_trace
 from staticmem.allocators.peaks import outline
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import bfloat16, float32
-from staticmem.liveness import Lifetimes, liveness
+from staticmem.liveness import Lifetimes
 from staticmem.parallel.division import Strategy
 from staticmem.parallel.rank import on_one_device, on_rank
 from staticmem.parallel.rewrite import Rewrite
@@ -36,7 +36,7 @@ def study(path: Path = BLOCKS, **words: Any) -> Study:
 
 
 def rank(strategy: Strategy, path: Path = BLOCKS, **words: Any) -> Lifetimes:
-    return liveness(on_rank(study(path, **words).result, strategy).trace)
+    return Lifetimes(on_rank(study(path, **words).result, strategy).trace)
 
 
 # What `rank_models.peak` measures with torch 2.13.0. Under mixed precision PyTorch holds 512 bytes more: one scalar.
@@ -68,7 +68,7 @@ def test_peaks_are_those_of_pytorch(name: str, ranks: int, words: dict[str, Any]
     one = study(**asked, dtype="bf16" if mixed or half else None, freeze=frozen)
     strategy = Strategy(name, ranks, mixed, model=bfloat16 if half else None)
     made = one.result if name == "none" else on_rank(one.result, strategy)
-    assert measured - liveness(made.trace).peak_bytes == missing
+    assert measured - Lifetimes(made.trace).peak_bytes == missing
 
 
 @pytest.mark.torch
@@ -369,7 +369,7 @@ def test_the_first_stage_holds_a_micro_batch_for_every_stage() -> None:
     for micro in (2, 3, 4, 8):
         rewrite = Rewrite(result.trace)
         apply(rewrite, result.graph, of_ops, 0, 4, micro)
-        peaks.append(liveness(rewrite.build()).peak_bytes)
+        peaks.append(Lifetimes(rewrite.build()).peak_bytes)
     assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 4 * 64 * LENGTH * HIDDEN  # what a block saves, and more
     assert peaks[3] == peaks[2]
 

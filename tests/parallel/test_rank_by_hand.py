@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from staticmem.engine.step import StepResult
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.parallel.blocks import forward_ends
 from staticmem.parallel.division import Strategy
 from staticmem.parallel.rank import on_rank
@@ -60,7 +60,7 @@ def test_results_of_linears_by_columns_are_parts_and_those_by_rows_are_whole(ran
 
 def test_mixed_precision_of_a_model_in_float32_changes_nothing() -> None:
     """No parameter is in 16 bits, so there is nothing that the policy casts back."""
-    found = [liveness(on_rank(step(), Strategy("fsdp", 4, mixed)).trace).peak_bytes for mixed in (False, True)]
+    found = [Lifetimes(on_rank(step(), Strategy("fsdp", 4, mixed)).trace).peak_bytes for mixed in (False, True)]
     assert found[0] == found[1]
 
 

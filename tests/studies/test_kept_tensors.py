@@ -6,7 +6,7 @@ from small_graphs import Builder
 
 from staticmem.engine.step import run_step
 from staticmem.ir.graph import Graph, Ref, SourceLine
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.scenario.step import Scenario
 from staticmem.studies.stored_tensors import moved_by_kept_tensors
 
@@ -16,7 +16,7 @@ INFERENCE = Scenario(mode="infer")
 
 
 def moved(graph: Graph, scenario: Scenario = INFERENCE) -> tuple[int, int]:
-    return moved_by_kept_tensors(graph, liveness(run_step(graph, scenario).trace), scenario.training)
+    return moved_by_kept_tensors(graph, Lifetimes(run_step(graph, scenario).trace), scenario.training)
 
 
 def test_a_mask_may_have_been_made_in_the_first_call() -> None:

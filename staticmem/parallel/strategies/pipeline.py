@@ -15,7 +15,7 @@ from dataclasses import replace
 from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.parallel.blocks import ROOT, blocks_of_ops, names_of_parameters
 from staticmem.parallel.division import Traffic, WholeStep, with_notes
 from staticmem.parallel.rewrite import AFTER, BEFORE, EVENT, Piece, Rewrite
@@ -168,7 +168,7 @@ class Pipeline:
             rewrite = Rewrite(result.trace)
             notes = apply(rewrite, result.graph, of_ops, stage, stages, micro_batches)
             trace = rewrite.build()
-            peak = liveness(trace).peak_bytes
+            peak = Lifetimes(trace).peak_bytes
             if peak > highest:
                 best, highest = with_notes(replace(result, trace=trace), notes), peak
         return best

@@ -26,7 +26,6 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
 from staticmem.ir.stacks import is_published, is_published_line
 from staticmem.ops import kinds_of, parameters
-from staticmem.ops.whole_model_cast import TO_DEVICE, cast_of
 from staticmem.passes.variables.line_texts import assigns_one_result, calls_hidden_code
 from staticmem.passes.variables.source_lines import names_of_children
 
@@ -224,6 +223,8 @@ def ends_under_autocast(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph]
 
 def dtypes_of_lines(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     """The graph of a model that is cast to `asked.cast`, with what lines say of float32 in casts and new tensors."""
+    from staticmem.ops.whole_model_cast import cast_of  # few steps have it
+
     assert asked.cast is not None
     if cast_of(graph, asked.cast) is None:  # the file is in 16 bits itself, and its casts are real ones
         return graph, ()
@@ -280,6 +281,8 @@ def _with_dtype(op: Op, dtype: DType) -> Op:
 
 def _has_float32(op: Op) -> bool:
     """Whether an op casts to float32, or makes a tensor of it; `x.to(device)` does not."""
+    from staticmem.ops.whole_model_cast import TO_DEVICE
+
     if op.target == TO_DEVICE or kinds_of(op.base).isdisjoint(("cast", "factory")):
         return False
     return dtypes.float32 in op.args or dtypes.float32 in op.kwargs.values()

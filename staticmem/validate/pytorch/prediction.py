@@ -17,7 +17,7 @@ from staticmem.devices.meters import DeviceMeters, on_device
 from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import DimensionError, UsageError
 from staticmem.ir.graph import Graph, Op
-from staticmem.liveness import Lifetimes, liveness
+from staticmem.liveness import Lifetimes
 from staticmem.scenario.losses import HEAD_LOSSES, OF_TRANSFORMERS
 from staticmem.scenario.optimizers import TORCH_OPTIMIZERS
 from staticmem.scenario.request import OPTIONS, Request, request_of
@@ -78,7 +78,7 @@ def predicted(path: str, options: Mapping[str, Any], device: str) -> Predicted:
         scenario = replace(scenario, sdpa="math")
         graph = replace(graph, ops=tuple(_without_dropout(op) for op in graph.ops))
     result = run_step(graph, scenario, "last-use")
-    return Predicted(study, scenario, result, liveness(result.trace))
+    return Predicted(study, scenario, result, Lifetimes(result.trace))
 
 
 def options_of(request: Request) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from staticmem.engine.step import StepResult  # noqa: E402
 from staticmem.frontends.export_program import read_archive  # noqa: E402
 from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
-from staticmem.liveness import liveness  # noqa: E402
+from staticmem.liveness import Lifetimes  # noqa: E402
 from staticmem.passes.pipeline import bind  # noqa: E402
 from staticmem.passes.requested.checkpoint_regions import written_regions  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
@@ -102,7 +102,7 @@ def step(graph: Graph, **levers: Any) -> StepResult:
 
 
 def curve(result: StepResult) -> list[int]:
-    return list(liveness(result.trace).live)
+    return list(Lifetimes(result.trace).live)
 
 
 @pytest.mark.parametrize(("written", "plain", "lever"), [

@@ -10,7 +10,7 @@ from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Recorded, Ref, Region, Value
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.ops.head_losses import CHUNKS, chunk_size
 from staticmem.passes.pipeline import for_step
 from staticmem.scenario.losses import AFTER_THE_MODEL, HEAD_LOSSES
@@ -114,7 +114,7 @@ def test_outputs_are_those_that_the_model_returns() -> None:
 
 def test_dropping_outputs_pays_where_the_model_returns_logits() -> None:
     def saved(loss: str) -> int:
-        held, dropped = (liveness(step(loss, outputs=word).trace).peak_bytes for word in ("held", "dropped"))
+        held, dropped = (Lifetimes(step(loss, outputs=word).trace).peak_bytes for word in ("held", "dropped"))
         return held - dropped
 
     assert saved("chunked-cross-entropy") > 0
@@ -219,7 +219,7 @@ def test_a_recording_has_room_for_them_too(loss: str) -> None:
         module = torch.nn.Sequential(body, torch.nn.Linear(WIDTH, CLASSES, bias=False))
         model = RecordedModel("<m>", record(module, (torch.zeros(ROWS, TOKENS, WIDTH),)), "pt2")
     study = Study(model, Request(mode="train", batch=ROWS, loss=loss, outputs="dropped"))
-    assert study.report.peak.live_bytes == liveness(step(loss, outputs="dropped").trace).peak_bytes
+    assert study.report.peak.live_bytes == Lifetimes(step(loss, outputs="dropped").trace).peak_bytes
     assert study.ask(Request(mode="train", batch=2 * ROWS, loss=loss)).report.scenario.loss == loss
 
 

@@ -13,7 +13,7 @@ from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.ops.inplace_abn import INPLACE_ABN
 from staticmem.passes.requested.inplace_abn import replace_norms
 from staticmem.scenario.request import Request
@@ -75,7 +75,7 @@ def test_what_the_op_saves_and_makes() -> None:
     """conv2d saves x, the norm its result, which the second convolution saves too: one tensor in place of two. The
     first convolution's result is that tensor. Backward: the normalised input, the gradient and two sums."""
     plain, result = train(net()), train(net(), inplace_abn=True)
-    before, after = (liveness(r.trace).level_before(r.trace.marks["forward_end"]) for r in (plain, result))
+    before, after = (Lifetimes(r.trace).level_before(r.trace.marks["forward_end"]) for r in (plain, result))
     # batch norm saves mean and inverse std, InPlaceABN the variance and the count of 512 bytes
     assert before - after == SIZE + 2 * STATISTIC - (STATISTIC + 512)
     assert born(result, "statistics") == [STATISTIC, STATISTIC, 8]

@@ -8,7 +8,7 @@ from small_graphs import Builder
 
 from staticmem.engine.step import run_step
 from staticmem.ir.graph import Graph, Ref, SourceLine
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.passes.restoring.custom_functions import ends_of_functions
 from staticmem.scenario.step import Scenario
 
@@ -28,7 +28,7 @@ def swish(line: tuple[SourceLine, ...] = CALL) -> Graph:
 
 
 def peak(graph: Graph) -> int:
-    return liveness(run_step(graph, Scenario(mode="infer"), "expected").trace).peak_bytes
+    return Lifetimes(run_step(graph, Scenario(mode="infer"), "expected").trace).peak_bytes
 
 
 def test_the_ends_differ_in_what_is_saved() -> None:

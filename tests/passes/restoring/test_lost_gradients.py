@@ -9,7 +9,7 @@ from small_graphs import Builder
 from staticmem.engine.step import run_step
 from staticmem.ir.dtypes import float32
 from staticmem.ir.graph import Edit, Frame, Graph, Note, Parameter, Ref
-from staticmem.liveness import liveness
+from staticmem.liveness import Lifetimes
 from staticmem.passes.restoring.custom_functions import ends_of_functions, has_functions, steps_of, with_least_gradients
 from staticmem.scenario.step import Scenario
 
@@ -35,7 +35,7 @@ def spikes(cls: str = "net.Spike") -> Graph:
 
 def peak(graph: Graph) -> int:
     scenario = Scenario(mode="train", optimizer="sgd", loss="mean")
-    return liveness(run_step(graph, scenario).trace).peak_bytes
+    return Lifetimes(run_step(graph, scenario).trace).peak_bytes
 
 
 def test_a_comparison_may_be_a_function_with_a_backward_of_its_own() -> None:
