@@ -29,7 +29,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from staticmem.allocators.peaks import LargePool, Outline
+from staticmem.allocators.peaks import LargePool, Outline, outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.settings import (
     DEFAULTS,
@@ -45,7 +45,9 @@ from staticmem.units import Band
 if TYPE_CHECKING:
     from staticmem.allocators.result import Replay
 
+# The replays of a band are independent of one another and cost the same; a long process gets fewer of them.
 JITTERS = 10
+LONG, JITTERS_OF_LONG = 200_000, 2  # calls of the process
 WIDTH = 0.05  # the largest change of sizes: the range of batches that one prediction stands for
 _FACTOR = 2654435761  # Knuth's multiplicative hash: lots that look random and are always the same
 
@@ -55,30 +57,28 @@ _Outcome: TypeAlias = "tuple[tuple[int, int], int] | None"
 _Replayed: TypeAlias = Callable[[Sequence[int], Layout], _Outcome]
 
 
-def bands(
-    process: Process, nominal: Outline | Replay, settings: Settings = DEFAULTS, total: int | None = None, *,
-    count: int = JITTERS,
-) -> tuple[Band, Band]:  # fmt: skip
-    """Allocated and reserved bytes at their peaks, as `Replays` has them."""
-    return Replays(process, nominal, settings, total, count=count).bands()
-
-
 class Replays:
     """The replays of a band, each of which is run once, when it is asked for: a search is often content with a few."""
 
     def __init__(
-        self, process: Process, nominal: Outline | Replay, settings: Settings = DEFAULTS, total: int | None = None, *,
-        count: int = JITTERS,
+        self, process: Process, nominal: Outline | Replay | None, settings: Settings = DEFAULTS,
+        total: int | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
-            nominal: the replay of the process as it is, without a limit: an outline stands for the default settings.
+            nominal: the replay of the process as it is, without a limit: an outline stands for the default settings, as
+                does None, with which the outline is made when it is asked for.
             total: bytes of the device, where the settings ask for a fraction of it.
-            count: jitters to replay.
         """
-        self.process, self.nominal, self._settings, self._total = process, nominal, settings, total
-        self._jitters = list(jitters(count))
+        self.process, self._nominal, self._settings, self._total = process, nominal, settings, total
+        self._jitters = list(jitters(JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG))
         self._outcomes: dict[int, _Outcome] = {}
+
+    @property
+    def nominal(self) -> Outline | Replay:
+        if self._nominal is None:
+            self._nominal = outline(self.process.calls, self.process.sizes, self.process.streams)
+        return self._nominal
 
     def bands(self, progress: Callable[[int, int], None] | None = None) -> tuple[Band, Band]:
         """Allocated and reserved bytes at their peaks: those of the nominal replay are expected.
@@ -112,15 +112,23 @@ class Replays:
             Band(max(min(reserved), least), nominal.peak_reserved, max(reserved)),
         )
 
-    def some_reserves(self, too_much: Callable[[int], bool]) -> bool:
+    def some_reserves(self, too_much: Callable[[int], bool], room: int) -> bool:
         """Whether a replay reserves too much, the nominal one included: those with the most bytes come first, and none
-        follows one that does. What is too much is so for any number that is larger."""
+        follows one that does. What is too much is so for any number that is larger, and for all beyond `room`: the
+        large pool alone may be, which is known before the nominal replay."""
+        largest_first = sorted(range(len(self._jitters)), key=lambda index: -self._jitters[index][0])
+        if self._nominal is None and self._of_large_pool(largest_first[0]) > room:
+            return True
         if too_much(self.nominal.peak_reserved):
             return True
-        largest_first = sorted(range(len(self._jitters)), key=lambda index: -self._jitters[index][0])
         order = (*range(self._count - 1, len(self._jitters) - 1, -1), *largest_first)
         outcomes = map(self._outcome, order)
         return any(outcome is not None and too_much(outcome[0][1]) for outcome in outcomes)
+
+    def _of_large_pool(self, index: int) -> int:
+        """What a jitter reserves in the large pool."""
+        pool, (scale, layout) = LargePool(self.process, None, 1 + WIDTH), self._jitters[index]
+        return pool.peaks(JitteredSizes(self.process, pool.ids).scaled(scale, index + 1), layout).reserved
 
     @property
     def _count(self) -> int:

@@ -237,8 +237,9 @@ class LargePool:
             steps, which is left out.
     """
 
-    def __init__(self, process: Process, nominal: Outline, growth: float) -> None:
-        """`growth` is the largest factor of sizes that any replay asks for."""
+    def __init__(self, process: Process, nominal: Outline | None, growth: float) -> None:
+        """`growth` is the largest factor of sizes that any replay asks for. Without a nominal replay the peaks are of
+        the large pool alone."""
         last = next((mark.event for mark in process.marks if mark.step == STEPS), len(process.calls))
         starts = process.origins.starts
         count = starts[STEPS] if len(starts) > STEPS else len(process.sizes)
@@ -252,11 +253,12 @@ class LargePool:
         numbers = [-1] * count
         for number, id in enumerate(self.ids):
             numbers[id] = number
-        self._calls = _joined(*_calls(process.calls[:last], numbers, nominal.blocks), len(self.ids))
+        blocks = [0] * len(process.sizes) if nominal is None else nominal.blocks
+        self._calls = _joined(*_calls(process.calls[:last], numbers, blocks), len(self.ids))
         self._streams = {
             numbers[id]: stream for id, stream in process.streams.items() if id < count and numbers[id] >= 0
         }
-        self._small = nominal.small
+        self._small = 0 if nominal is None else nominal.small
 
     def peaks(self, sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
         """The peaks with `sizes[n]` bytes for the allocation `ids[n]`, both pools together."""

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from staticmem.allocators.band import JITTERS, Replays, is_quick
+from staticmem.allocators.band import LONG, Replays, is_quick
 from staticmem.allocators.from_trace import loaded_packed, process_of_trace
 from staticmem.allocators.patterns import Patterns
-from staticmem.allocators.peaks import Outline, outline
+from staticmem.allocators.peaks import Outline
 from staticmem.allocators.process import Process
 from staticmem.allocators.settings import DEFAULTS, MIN_BLOCK, SMALL_SIZE, Settings
 from staticmem.devices.architectures import Needs, Standing, standing
@@ -36,8 +36,6 @@ from staticmem.units import Band
 if TYPE_CHECKING:
     from staticmem.allocators.result import Replay
 
-# The replays of a band are independent of one another and cost the same; a long process gets fewer of them.
-LONG, JITTERS_OF_LONG = 200_000, 2  # calls of the process
 _GROWS = "aten.cat.default"  # the kernel by which a dynamic cache grows
 
 
@@ -112,38 +110,23 @@ class Unlimited:
     """A step on a card with enough memory for it. With PyTorch's default settings (`is_quick`) nothing of it depends on
     the card but the setup.
 
-    `process` are the allocator's calls, `nominal` their replay, and `replays` those of its bands. The allocator's
+    `process` are the allocator's calls, and `replays` the nominal one and those of its bands. The allocator's
     settings may be a limit of their own, which is left out where the process runs out of memory for it.
     """
 
     def __init__(self, result: StepResult, device: Device, shared: SharedReplays | None = None) -> None:
         self.process = process_on(result, device, shared.patterns if shared is not None else None)
         self.is_quick = is_quick(self.process, device.settings)
-        self.nominal: Outline | Replay
         if self.is_quick:
-            self.replays = _quick(self.process) if shared is None else shared.quick(self.process)
-            self.nominal = self.replays.nominal
+            self.replays = Replays(self.process, None) if shared is None else shared.quick(self.process)
             return
         settings = device.settings
-        self.nominal = _replay(self.process, device, None)
-        if self.nominal.oom is not None:
+        nominal = _replay(self.process, device, None)
+        if nominal.oom is not None:
             settings = replace(settings, per_process_memory_fraction=1.0)
-            self.nominal = _replay(self.process, replace(device, settings=settings), None)
+            nominal = _replay(self.process, replace(device, settings=settings), None)
         total = device.gpu.usable if device.bounded else None
-        self.replays = Replays(self.process, self.nominal, settings, total, count=_jitters(self.process))
-
-
-def _outline(process: Process) -> Outline:
-    return outline(process.calls, process.sizes, process.streams)
-
-
-def _quick(process: Process) -> Replays:
-    """The replays with PyTorch's default settings."""
-    return Replays(process, _outline(process), count=_jitters(process))
-
-
-def _jitters(process: Process) -> int:
-    return JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG
+        self.replays = Replays(self.process, nominal, settings, total)
 
 
 def alternatives(device: Device) -> Iterator[Device]:
@@ -197,12 +180,12 @@ class SharedReplays:
         """The replays of a process with PyTorch's default settings: all that they look at is in their key. The process
         that is kept with them holds its calls, so that no others have their place in memory."""
         if len(process.calls) > self.CALLS:
-            return _quick(process)
+            return Replays(process, None)
         bounds = tuple(process.bounds.items()), tuple(process.strays.items())
         key = id(process.calls), process.sizes, process.scales, bounds
         replays = self._replays.get(key)
         if replays is None:
-            replays = _quick(process)
+            replays = Replays(process, None)
             self._replays.put(key, replays)
         return replays
 
@@ -259,10 +242,10 @@ def least_usable(roomy: Unlimited, device: Device) -> int:
     the allocator gives cached memory back and convolutions take smaller plans, tell. Whole segments of 2 MiB."""
     process, context = roomy.process, device.setup.profile.overhead(device.gpu).expected
     step = _SEGMENT
-    highest = -(-roomy.nominal.peak_reserved // step)
+    highest = -(-roomy.replays.nominal.peak_reserved // step)
     if len(process.calls) > LONG:
         step *= max(highest // _STEPS_OF_LONG, 1)
-        highest = -(-roomy.nominal.peak_reserved // step)
+        highest = -(-roomy.replays.nominal.peak_reserved // step)
     # a fraction of the card is a limit of its own, which `usable_on` has
     free = replace(device, settings=replace(device.settings, per_process_memory_fraction=1.0))
     fails = max(usable_on(device) - context, 0) // step
@@ -286,25 +269,21 @@ def on_device(
     look for the least memory that holds a step which does not fit.
     """
     roomy = unlimited(result, device)
-    process, free = roomy.process, roomy.nominal
+    process, free = roomy.process, roomy.replays.nominal
     allocated, reserved = roomy.replays.bands(progress)
     for other in alternatives(device):
-        like = unlimited(result, other).nominal
+        like = unlimited(result, other).replays.nominal
         allocated, reserved = allocated.reaching(like.peak_allocated), reserved.reaching(like.peak_reserved)
     if result.trace.loading:  # a checkpoint may have its weights packed
         as_packed = loaded_packed(process)
-        plain = _outline(as_packed) if roomy.is_quick else _replay(as_packed, device, None)
+        plain = Replays(as_packed, None).nominal if roomy.is_quick else _replay(as_packed, device, None)
         allocated, reserved = allocated.reaching(plain.peak_allocated), reserved.reaching(plain.peak_reserved)
     grown = _of_grown_caches(result) if process.mark_at(free.peak_allocated_at).phase == "decode" else 0
     allocated, reserved = allocated.widened(0, grown), reserved.widened(0, grown)
     context, usable = device.setup.profile.overhead(device.gpu), usable_on(device)
-    nominal = free
-    if device.bounded and free.peak_reserved + context.expected > usable:
-        pressed = _replay(process, device, _capacity(device))
-        if pressed.oom is None:
-            nominal = pressed
-            allocated = allocated.around(pressed.peak_allocated)
-            reserved = reserved.around(pressed.peak_reserved)
+    nominal = _on_the_card(roomy, device)
+    if nominal is not free:
+        allocated, reserved = allocated.around(nominal.peak_allocated), reserved.around(nominal.peak_reserved)
     retries, returned = (nominal.retries, nominal.returned) if not isinstance(nominal, Outline) else (0, 0)
     needed = reserved.plus_unrelated(context)
     mark = process.mark_at(nominal.peak_reserved_at)
@@ -320,6 +299,21 @@ def on_device(
         returned,
     )  # fmt: skip
     return meters.widened(0, 0)
+
+
+def expected_need(roomy: Unlimited, device: Device) -> int:
+    """The expected need of `on_device`, without the replays of its band."""
+    return _on_the_card(roomy, device).peak_reserved + device.setup.profile.overhead(device.gpu).expected
+
+
+def _on_the_card(roomy: Unlimited, device: Device) -> Outline | Replay:
+    """The replay on the memory of a card; that without a limit where the step runs out of memory."""
+    context = device.setup.profile.overhead(device.gpu).expected
+    if device.bounded and roomy.replays.nominal.peak_reserved + context > usable_on(device):
+        pressed = _replay(roomy.process, device, _capacity(device))
+        if pressed.oom is None:
+            return pressed
+    return roomy.replays.nominal
 
 
 def _of_grown_caches(result: StepResult) -> int:

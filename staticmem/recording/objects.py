@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 CODE = "SM170"
 
 
-def is_object(model: object) -> bool:
-    """True for what is no path."""
-    return not isinstance(model, str | os.PathLike)
-
-
 def model_of(model: object, inputs: Sequence[Any] | None) -> tuple[ModelFile, int | None]:
     """The model of an object, and the batch of its example inputs where that is left open.
 

@@ -21,6 +21,7 @@ from staticmem.devices.meters import (
     SharedReplays,
     Unlimited,
     alternatives,
+    expected_need,
     least_usable,
     needs_of,
     on_device,
@@ -96,6 +97,21 @@ class Verdicts:
             outcome = replace(outcome, least=self._least_usable(card, own))
         return replace(outcome, standing=self.standing(card))
 
+    def needed(self, card: Gpu, more: int, live: int, own: bool = False) -> int:
+        """The expected need, without the replays of its band where that does not decide which replay serves, as it does
+        with partial sums of another card and settings that look at the card. `more` as in `_without_spread`, `live` are
+        bytes of tensors at the peak."""
+        settings = self.device.settings
+        looks = settings.garbage_collection_threshold > 0 or settings.expandable_segments
+        if card.slug in self._own or self.stand_in is not None or (not own and (looks or self.doubt(card))):
+            return self._without_spread(card, more, own).needed.expected
+        device = on(self.device, card)
+        overhead, usable = device.setup.profile.overhead(card).expected, usable_on(device)
+        shared = 0 if own else self.unlimited(card).replays.nominal.peak_reserved + overhead
+        if not own and (shared <= usable or live + overhead > usable):
+            return shared
+        return expected_need(self.replays.unlimited(self.result, device), device)
+
     def fits(self, card: Gpu) -> bool:
         """Whether the verdict is "fits". Where the band without the spread does not, the spread is not computed."""
         if self.standing(card).obstacle or self._without_spread(card, 0).memory is not Fit.FITS:
@@ -105,7 +121,7 @@ class Verdicts:
 
     def runs(self, card: Gpu) -> bool:
         """Whether the verdict is "fits" or "tight", which the spread does not decide."""
-        return not self.standing(card).obstacle and self._without_spread(card, 0).memory is not Fit.DOES_NOT_FIT
+        return not self.standing(card).obstacle and self.needed(card, 0, 0) <= usable_on(on(self.device, card))
 
     def standing(self, card: Gpu) -> Standing:
         """Whether the card runs the step, whatever its memory."""
@@ -275,8 +291,16 @@ class Bench:
         key = (key_of(request), _kind(verdicts.representative(card)))
         if key not in self._nominal:
             with without_cycle_search():
-                self._nominal[key] = verdicts.unlimited(card).nominal.peak_reserved
+                self._nominal[key] = verdicts.unlimited(card).replays.nominal.peak_reserved
         return self._nominal[key]
+
+    def expected_alone(self, request: Request, name: str) -> tuple[int, str | None]:
+        """The expected need as `card_fit` has it, without its band, and the verdict where the card cannot run it."""
+        study, device = self.ask(request), device_of(replace(request, gpu=name))
+        cannot_run = standing_on(study.result, device).obstacle
+        is_same = device == on(self.device, device.gpu)  # software
+        roomy = (self.replays.unlimited if is_same else Unlimited)(study.result, device)
+        return expected_need(roomy, device), Fit.CANNOT_RUN.value if cannot_run else None
 
     def allows(self, request: Request, card: Gpu) -> bool:
         """Whether the expected need is within 95 % of the card. There is no replay where live tensors are too large."""
@@ -291,12 +315,12 @@ class Bench:
         room = self._limit(request, card) + verdicts.doubt(card)
         with without_cycle_search():
             roomy = verdicts.unlimited(card)
-            nominal = roomy.nominal.peak_reserved
 
             def too_much(reserved: int) -> bool:
+                nominal = roomy.replays.nominal.peak_reserved
                 return Band(nominal, nominal, max(reserved, nominal)).plus_unrelated(overhead).high > room
 
-            return not roomy.replays.some_reserves(too_much)
+            return not roomy.replays.some_reserves(too_much, room - overhead.expected)
 
     def _alive(self, request: Request, card: Gpu) -> bool:
         return self.live(request) <= self.room(request, card, TIGHT)
@@ -308,6 +332,13 @@ class Bench:
         """That of `analyze --gpu`; `own`: from a replay for this card alone, so that the bytes are the same too."""
         with without_cycle_search():
             return self._of(request).of(card, own)
+
+    def needed(self, request: Request, card: Gpu, own: bool = False) -> int:
+        """The expected need of `verdict`, which needs no band of the live peak."""
+        with without_cycle_search():
+            verdicts = self._of(request)
+            more = self._spread(request)[1] if verdicts.doubt(card) and not own else 0
+            return verdicts.needed(card, more, self.live(request), own)
 
     def standing(self, request: Request, card: Gpu) -> Standing:
         """Whether a card runs the step, whatever its memory."""

@@ -70,9 +70,11 @@ class Between:
         except _NoLineError:
             return None
 
-    def confirms(self, batch: int, study: Study) -> bool:
-        """Whether the step of a batch, and what the file leaves open of it, are those of a study that ran it."""
-        return _equal(self.at(batch).trace, study.result.trace) and self.spread(batch) == study.spread
+    def confirms(self, batch: int, study: Study, band: bool = True) -> bool:
+        """Whether the step of a batch, and with `band` what the file leaves open of it, are those of a study that ran
+        it."""
+        is_same = _equal(self.at(batch).trace, study.result.trace)
+        return is_same and (not band or self.spread(batch) == study.spread)
 
     def at(self, batch: int) -> StepResult:
         """The step of a batch. Its graph is that of `low`.
@@ -95,12 +97,12 @@ class Between:
 
     def live(self, batch: int) -> int:
         """Bytes of tensors at the peak of a batch."""
-        return int(self.sizes.curves([batch]).peak[0])
+        return self.sizes.peak(batch)
 
     def spread(self, batch: int) -> tuple[int, int]:
         """Bytes by which the peak may be lower, and higher (`Study.spread`)."""
         live = self.live(batch)
-        peaks = [live, *(int(line.curves([batch]).peak[0]) for line in self.ends)]
+        peaks = [live, *(line.peak(batch) for line in self.ends)]
         return live - min(peaks), max(peaks) - live
 
 
@@ -166,7 +168,7 @@ class BenchBetween(Bench):
         self.replays = bench.replays
         self.lines: Between | None = None
         self._tried: tuple[int, int] | None = None
-        self._confirmed: set[int] = set()
+        self._confirmed: set[tuple[int, bool]] = set()  # with the band, or without
         self._is_straight = True
 
     def widen(self, low: int, high: int) -> None:
@@ -189,13 +191,14 @@ class BenchBetween(Bench):
                 self._confirmed.clear()
                 return
 
-    def confirms(self, request: Request) -> bool:
-        """Whether the step of a request is the one that runs. Where it is not, no line is used any more."""
+    def confirms(self, request: Request, band: bool = True) -> bool:
+        """Whether the step of a request is the one that runs, as in `Between`. Where it is not, no line is used any
+        more."""
         batch = self._place(request)
-        if batch is None or self.lines is None or batch in self._confirmed:
+        if batch is None or self.lines is None or not self._confirmed.isdisjoint(((batch, band), (batch, True))):
             return True
-        if self.lines.confirms(batch, self.bench.ask(request)):
-            self._confirmed.add(batch)
+        if self.lines.confirms(batch, self.bench.ask(request), band):
+            self._confirmed.add((batch, band))
             return True
         self.lines, self._is_straight = None, False
         for kept in (self._steps, self._live, self._verdicts, self._nominal):

@@ -90,12 +90,22 @@ class LargestBatches:
             pass
         return 0
 
-    def on(self, card: Gpu) -> LargestBatch:
-        """Both numbers on a card, with the needs of the larger and of the batch behind it."""
-        return self.size_on(card).as_batch()
-
     def size_on(self, card: Gpu) -> LargestSize:
-        """The same of what is grown."""
+        """Both numbers on a card, as sizes, with the needs of the larger and of the size behind it."""
+        batch, safe, live = self._both(card)
+        behind = batch + 1 if batch else self.low
+        need_behind = self._need(behind, card) if behind <= self.most else None
+        need, stride = self._need(batch, card) if batch else None, self.grown.stride
+        sizes = batch * stride, need, behind * stride, need_behind, safe * stride, live * stride
+        return LargestSize(card.slug, self.grown.name, *sizes)
+
+    def both_sizes(self, card: Gpu) -> tuple[int, int]:
+        """The largest size that is expected to run, and the largest safe one, without what they need."""
+        batch, safe, _ = self._both(card)
+        return batch * self.grown.stride, safe * self.grown.stride
+
+    def _both(self, card: Gpu) -> tuple[int, int, int]:
+        """The largest batch, the largest safe one, and the most that live tensors alone allow."""
         self.check()
         live = self._live_bound(card, 1.0)
         if self.shortened is not None and live == self.shortened:
@@ -108,16 +118,11 @@ class LargestBatches:
                 "SM199",
             )
         safe = self.safe(card)
-        batch = self._last(live, lambda batch: self._holds(self.bench.runs, batch, card), safe)
-        behind = batch + 1 if batch else self.low
-        need_behind = self._need(behind, card) if behind <= self.most else None
-        need, stride = self._need(batch, card) if batch else None, self.grown.stride
-        sizes = batch * stride, need, behind * stride, need_behind, safe * stride, live * stride
-        return LargestSize(card.slug, self.grown.name, *sizes)
+        return self._found(live, self.between.runs, card, safe), safe, live
 
     def safe(self, card: Gpu) -> int:
         """The largest batch that "fits"; 0 where none does."""
-        return self._last(self._live_bound(card, TIGHT), lambda batch: self._holds(self.bench.safe, batch, card))
+        return self._found(self._live_bound(card, TIGHT), self.between.safe, card)
 
     def tried(self, card: Gpu) -> int | None:
         """A batch that "fits", where neither of the next two rungs does: at most an eighth below `safe`, for a part of
@@ -129,8 +134,7 @@ class LargestBatches:
         if self._fixed() is not None:
             return None
         bound = self._live_bound(card, TIGHT)
-        if self.structure is not None:
-            self.between.widen(self.structure.low, self.structure.high)
+        self._widen_line()
         values = [batch for batch in self.values if batch <= bound]
         kind = card.architecture, card.alternatives
         share = self.shares.get(kind, next(reversed(self.shares.values()), 1.0))
@@ -182,7 +186,7 @@ class LargestBatches:
     def _need(self, batch: int, card: Gpu) -> int | None:
         """What `analyze` says of this batch; None where the model does not take it."""
         try:
-            return self.bench.verdict(self.at(batch), card, own=True).needed.expected
+            return self.bench.needed(self.at(batch), card, own=True)
         except DimensionError:
             return None
 
@@ -311,11 +315,23 @@ class LargestBatches:
         """The largest batch whose live peak is within `room`, by bisection over a structure."""
 
         def exceeds(batch: int) -> bool:
-            return int(curves(ranged.core, ranged.sizes([batch])).peak[0]) > room
+            return ranged.peak(batch) > room
 
         return bisect_left(range(low, most + 1), True, key=exceeds) + low - 1
 
     # -- verdicts ------------------------------------------------------------------------------------------------
+
+    def _found(self, bound: int, judge: Callable[[Request, Gpu], bool], card: Gpu, least: int = 0) -> int:
+        """`_last`, by steps on a line: the one of the batch that is found is run. Where that is another, all are."""
+        self._widen_line()
+        batch = self._last(bound, lambda batch: self._holds(judge, batch, card), least)
+        if batch <= least or self.between.confirms(self.at(batch), judge == self.between.safe):
+            return batch
+        return self._found(bound, judge, card, least)
+
+    def _widen_line(self) -> None:
+        if self.structure is not None:
+            self.between.widen(self.structure.low, self.structure.high)
 
     def _last(self, bound: int, allows: Callable[[int], bool], least: int = 0) -> int:
         """The last batch in (least, bound] that is allowed, where the next one is not; `least`, which is known to be,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from staticmem.devices.architectures import computes_in_bfloat16
@@ -30,9 +30,6 @@ def levers(
     gpu: str | None = None,
     budget: int | None = None,
     progress: Progress | None = None,
-    *,
-    search: bool = True,
-    wanted: Callable[[Lever], bool] | None = None,
 ) -> Levers:
     """The levers of a study's request, those that save most first.
 
@@ -40,8 +37,6 @@ def levers(
         gpu: a card: device memory is what is saved, and each lever says whether it fits.
         budget: bytes that the step may need; with it the best set of checkpoints is looked for. With a card and no
             budget it is what the card gives, where the request does not fit.
-        search: whether to look for that set.
-        wanted: which levers are tried; None: all.
 
     Raises:
         StaticmemError: the request cannot be analysed as it is.
@@ -50,25 +45,33 @@ def levers(
     card = trials.card
     if budget is None and card is not None and card.fit == "does not fit":
         budget = card.usable_bytes
-    rows: list[LeverRow] = []
-    listed = [lever for lever in candidates(study) if wanted is None or wanted(lever)]
+    rows = try_out(trials, list(candidates(study)), progress)
+    if budget is not None and study.scenario.training and (best := best_set(trials, budget)) is not None:
+        rows.append(best)
+    rows = in_order(rows)
+    name, usable = (card.gpu, card.usable_bytes) if card is not None else (None, None)
+    stands = (card.why, card.condition, card.missing_bytes, card.least_usable_bytes) if card is not None else ()
+    return Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows), *stands)
+
+
+def try_out(trials: Trials, listed: Sequence[Lever], progress: Progress | None = None) -> list[LeverRow]:
+    """The rows of levers but for those that do not go with the request: rmsprop has no fused kernels."""
+    rows = []
     for index, lever in enumerate(listed):
         try:
             rows.append(trials.try_out(lever))
-        except StaticmemError:  # it does not go with this request: rmsprop has no fused kernels, a batch is fixed
+        except StaticmemError:
             continue
         finally:
             if progress is not None:
                 progress(index + 1, len(listed))
-    if search and budget is not None and study.scenario.training:
-        best = best_set(trials, budget)
-        if best is not None:
-            rows.append(best)
-    rows = [row for row in rows if row.saved_bytes and row.fit != CANNOT_RUN]
-    rows.sort(key=lambda row: (-row.saved_bytes, row.compute, row.does))
-    name, usable = (card.gpu, card.usable_bytes) if card is not None else (None, None)
-    stands = (card.why, card.condition, card.missing_bytes, card.least_usable_bytes) if card is not None else ()
-    return Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows), *stands)
+    return rows
+
+
+def in_order(rows: Iterable[LeverRow]) -> list[LeverRow]:
+    """Those that save something and run on the card, the largest saving first."""
+    saving = [row for row in rows if row.saved_bytes and row.fit != CANNOT_RUN]
+    return sorted(saving, key=lambda row: (-row.saved_bytes, row.compute, row.does))
 
 
 def candidates(study: Study) -> Iterator[Lever]:

@@ -20,10 +20,11 @@ from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.checkpoints import repeated_blocks
 from staticmem.studies.largest import LargestBatches
-from staticmem.studies.levers import levers
+from staticmem.studies.levers import candidates, in_order, try_out
 from staticmem.studies.recommend import recommend
 from staticmem.studies.sizing_search import Grown, batch_range, fewest, resolutions
 from staticmem.studies.trials import Lever as Trial
+from staticmem.studies.trials import Trials
 from staticmem.version import __version__
 
 POINTS = 9  # of a curve
@@ -91,7 +92,7 @@ class _Sizing:
         self.blocks = _block_class(study)
         self.checkpointed = _checkpointed(self.request, self.blocks)
         self.grown = Grown(options.dim)
-        self.plain = LargestBatches(self.bench, self.request, self.grown) if options.batches else None
+        self.plain, self.with_blocks = self._searched(self.request), self._searched(self.checkpointed)
 
     def run(self) -> Sizing:
         options, report = self.options, self.study.report
@@ -103,7 +104,7 @@ class _Sizing:
         shown = next((one for one in cards if one.slug == card), able[-1])
         batches, sizes = self._curves(cards, shown)
         large = self.study.result.trace.ticks > LIMIT
-        pulled = () if self.request.on_ranks else _levers(self.study, None if large else shown.slug)
+        pulled = () if self.request.on_ranks else _levers(self.bench, None if large else shown.slug)
         notes = list(report.assumptions)
         if self._hopeless(cards):
             notes.append(_note("no curves: the step needs more than twice the memory of the largest GPU"))
@@ -129,22 +130,24 @@ class _Sizing:
             options.global_batch, options.dim,
         )  # fmt: skip
 
+    def _searched(self, request: Request | None) -> LargestBatches | None:
+        if request is None or not self.options.batches:
+            return None
+        return LargestBatches(self.bench, request, self.grown)
+
     # -- cards ---------------------------------------------------------------------------------------------------
 
     def _rows(self, cards: Sequence[Gpu]) -> list[CardRow]:
-        pair = self.checkpointed if self.options.batches else None
-        with_blocks = LargestBatches(self.bench, pair, self.grown) if pair is not None else None
         rows = []
         for done, card in enumerate(reversed(cards)):  # the structure of the largest batch holds for the smaller ones
             self.options.progress(done, len(cards))
-            rows.append(self._row(card, self.plain, with_blocks))
+            rows.append(self._row(card))
         return rows[::-1]
 
-    def _row(self, card: Gpu, plain: LargestBatches | None, with_blocks: LargestBatches | None) -> CardRow:
+    def _row(self, card: Gpu) -> CardRow:
         outcome = self.bench.verdict(self.request, card, own=self.few)
         obstacle = outcome.standing.obstacle
-        if obstacle:
-            plain = with_blocks = None
+        plain, with_blocks = (None, None) if obstacle else (self.plain, self.with_blocks)
         (largest, safe), (_, safe_with_blocks) = self._largest(plain, card), self._largest(with_blocks, card, False)
         low, expected, high = outcome.needed
         nothing, grown = (None, None, None), (largest, safe, safe_with_blocks)
@@ -173,8 +176,7 @@ class _Sizing:
             if not self.few:
                 return None, batches.tried_size(card)
             if both:
-                largest = batches.size_on(card)
-                return largest.size, largest.safe_size
+                return batches.both_sizes(card)
             return None, batches.safe_size(card)
         except StaticmemError:  # the batch is fixed, or each sample adds ops
             if self.grown.dim is not None and both:  # it was asked for
@@ -187,9 +189,9 @@ class _Sizing:
         request = self.request
         if request.compile or request.on_ranks or self.study.result.trace.ticks > LIMIT:
             return None
+        compiled = replace(request, compile=(WHOLE,))
         try:
-            outcome = self.bench.verdict(replace(request, compile=(WHOLE,)), card)
-            return None if outcome.standing.obstacle else outcome.needed.expected
+            return None if self.bench.standing(compiled, card).obstacle else self.bench.needed(compiled, card)
         except StaticmemError:
             return None
 
@@ -238,12 +240,17 @@ class _Sizing:
             return replace(request, batch=batch) if batch is not None else replace(request, resolution=resolution)
 
         try:
-            ask = at(self.request)
-            need = self.bench.expected(ask, card)
-            less = self.bench.expected(at(self.checkpointed), card) if self.checkpointed is not None else None
+            ask, bench = at(self.request), self._on_lines(self.plain)
+            need = bench.expected(ask, card)
+            pair = self.checkpointed
+            less = self._on_lines(self.with_blocks).expected(at(pair), card) if pair is not None else None
         except StaticmemError:
             return
-        points.append(Point(batch, resolution, self.bench.live(ask), need, less))
+        points.append(Point(batch, resolution, bench.live(ask), need, less))
+
+    def _on_lines(self, batches: LargestBatches | None) -> Bench:
+        """What runs no step of a batch between those of a search."""
+        return self.bench if batches is None else batches.between
 
 
 def _checkpointed(request: Request, blocks: str | None) -> Request | None:
@@ -279,19 +286,20 @@ def _block_class(study: Study) -> str | None:
     return blocks[0].selector if blocks else None
 
 
-def _levers(study: Study, gpu: str | None) -> tuple[Lever, ...]:
+def _levers(bench: Bench, gpu: str | None) -> tuple[Lever, ...]:
     """Those of `staticmem levers` that save something, the largest saving first. What trains something else is left
     out, but for the same optimizer with state of 8 bits."""
-    in_8_bits = f"{study.scenario.optimizer}-8bit"
+    trials = Trials(bench.ask(replace(bench.study.request, gpu=None)), gpu, bench)
+    in_8_bits = f"{trials.study.scenario.optimizer}-8bit"
 
     def wanted(lever: Trial) -> bool:
         if gpu is None and lever.options.keys() == {"alloc_conf"}:  # live tensors are the same
             return False
         return lever.changes != TRAINING or lever.options.get("optimizer") == in_8_bits
 
-    tried = levers(study.ask(replace(study.request, gpu=None)), gpu, search=False, wanted=wanted)
+    rows = in_order(try_out(trials, [lever for lever in candidates(trials.study) if wanted(lever)]))
     return tuple(
         Lever(row.does, row.flags, row.live_bytes, row.device_bytes, row.saved_bytes)
-        for row in tried.rows
+        for row in rows
         if row.saved_bytes > 0
     )

@@ -192,6 +192,10 @@ class Affine:
         rounded: Ints = -(-nbytes // ROUND) * ROUND
         return rounded
 
+    def peak(self, batch: int) -> int:
+        """The peak of `curves` at one batch, for a part of its cost."""
+        return int(_live(self.core, self.sizes([batch])).max(initial=0))
+
     def curves(self, batches: Sequence[int]) -> Curves:
         """The peaks of the core at some batches."""
         return curves(self.core, self.sizes(batches))
@@ -227,9 +231,7 @@ def curves(core: Core, sizes: Ints) -> Curves:
     events = core.events
     if not len(events):
         return _nothing(core, sizes)
-    buffers = np.where(events < 0, ~events, events)
-    signed = np.where(events < 0, -1, 1)
-    live = np.cumsum(sizes[:, buffers] * signed[None, :], axis=1)
+    buffers, live = np.where(events < 0, ~events, events), _live(core, sizes)
     at = live.argmax(axis=1)
     rows = np.arange(len(sizes))
     born = np.zeros(sizes.shape[1], dtype=np.int64)
@@ -259,6 +261,14 @@ def curves(core: Core, sizes: Ints) -> Curves:
         phase_peak=phase_peak,
         categories=core.category_names,
     )
+
+
+def _live(core: Core, sizes: Ints) -> Ints:
+    """Bytes that are alive after each event (columns), of rows of sizes."""
+    events = core.events
+    of_events = sizes[:, np.where(events < 0, ~events, events)]
+    live: Ints = np.cumsum(np.where(events < 0, -of_events, of_events), axis=1)
+    return live
 
 
 def _nothing(core: Core, sizes: Ints) -> Curves:

@@ -9,7 +9,7 @@ from typing import Any
 from staticmem.report.sweep import SAME, CardFit, LeverRow, need
 from staticmem.scenario.request import as_flags
 from staticmem.studies import Study, without_cycle_search
-from staticmem.studies.bench import card_fit
+from staticmem.studies.bench import Bench, card_fit
 from staticmem.studies.compute import Counter
 from staticmem.studies.study import Key, key_of
 
@@ -25,13 +25,14 @@ class Lever:
 
 
 class Trials:
-    """Analyses of one model around one request, each once. `gpu` None: live memory is what counts.
+    """Analyses of one model around one request, each once. `gpu` None: live memory is what counts. With a
+    `bench`, whose studies serve, a row has what is expected on the card alone, and no verdict but that it cannot run.
 
     `base` is the request as it is, `card` how it fits the card, and `runs` the number of steps that were run.
     """
 
-    def __init__(self, study: Study, gpu: str | None) -> None:
-        self.study, self.gpu, self.runs = study, gpu, 0
+    def __init__(self, study: Study, gpu: str | None, bench: Bench | None = None) -> None:
+        self.study, self.gpu, self.bench, self.runs = study, gpu, bench, 0
         self._counters: dict[bool, Counter] = {}
         self._rows: dict[Key, LeverRow] = {}
         self.card: CardFit | None = None
@@ -39,7 +40,7 @@ class Trials:
 
     def ask(self, options: Mapping[str, Any]) -> Study:
         """The study of the request with some of its options changed."""
-        return self.study.ask(replace(self.study.request, gpu=None, **options))
+        return (self.bench or self.study).ask(replace(self.study.request, gpu=None, **options))
 
     def try_out(self, lever: Lever) -> LeverRow:
         """The row of a lever.
@@ -57,7 +58,9 @@ class Trials:
 
     def _run(self, one: Study) -> LeverRow:
         live, device, fit = one.lifetimes.peak_bytes, None, None
-        if self.gpu is not None:
+        if self.gpu is not None and self.bench is not None:
+            device, fit = self.bench.expected_alone(one.request, self.gpu)
+        elif self.gpu is not None:
             card = card_fit(one, self.gpu)
             device, fit = card.device_bytes, card.fit
             self.card = self.card or card

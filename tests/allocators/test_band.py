@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from test_from_trace import step
 
-from staticmem.allocators.band import JITTERS, WIDTH, JitteredSizes, bands, jitters
+from staticmem.allocators.band import JITTERS, WIDTH, JitteredSizes, Replays, jitters
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.from_trace import process_of_trace
 from staticmem.allocators.peaks import outline
@@ -18,7 +18,7 @@ MIB = 2**20
 
 
 def _bands(process: Process) -> tuple[Band, Band]:
-    return bands(process, outline(process.calls, process.sizes))
+    return Replays(process, outline(process.calls, process.sizes)).bands()
 
 
 def test_what_is_replayed_without_change_is_expected() -> None:
@@ -35,7 +35,7 @@ def test_the_large_pool_stands_for_whole_replays() -> None:
     """Of one step nothing is left out but the third repetition; small requests are as predicted."""
     found = process_of_trace(step())
     _, quick = _bands(found)
-    _, whole = bands(found, simulate(found.events))
+    _, whole = Replays(found, simulate(found.events)).bands()
     assert abs(quick.low - whole.low) <= 4 * MIB
     assert abs(quick.high - whole.high) <= 4 * MIB
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from staticmem.allocators.band import WIDTH, bands
+from staticmem.allocators.band import WIDTH, Replays
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.peaks import LargePool, joined, outline, peaks
 from staticmem.allocators.process import RELEASE, Event, Mark, Origins, Process
@@ -173,7 +173,7 @@ def test_a_workspace_that_may_be_large_is_in_the_large_pool() -> None:
 def test_a_band_without_large_requests_is_what_is_predicted() -> None:
     process = made([0, 1, ~0, 2, 3], [4096, *[MIB * 3 // 4] * 3], 5)
     nominal = outline(process.calls, process.sizes)
-    _, reserved = bands(process, nominal)
+    _, reserved = Replays(process, nominal).bands()
     assert reserved == (4 * MIB,) * 3
 
 
@@ -181,9 +181,9 @@ def test_allocated_memory_is_as_uncertain_as_the_rounding_of_blocks() -> None:
     """Of 4 x 1.5 MiB in a segment of 20 MiB the rest is split off each time: nothing is rounded. A block of 12 MiB that
     serves 11.5 MiB is given whole; of a batch that is a little smaller or larger the rest is another one."""
     split = made([0, 1, 2, 3], [3 * MIB // 2] * 4, 4)
-    allocated, _ = bands(split, outline(split.calls, split.sizes))
+    allocated, _ = Replays(split, outline(split.calls, split.sizes)).bands()
     assert allocated == (6 * MIB, 6 * MIB, 6 * MIB)
     whole = made([0, ~0, 1, 2], [12 * MIB, 23 * MIB // 2, 4 * MIB], 4)
-    allocated, _ = bands(whole, outline(whole.calls, whole.sizes))
+    allocated, _ = Replays(whole, outline(whole.calls, whole.sizes)).bands()
     assert allocated.expected == 16 * MIB
     assert 15.5 * MIB <= allocated.low < 16 * MIB < allocated.high < 17 * MIB

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import staticmem
+from staticmem.allocators.band import Replays
 from staticmem.allocators.patterns import Patterns
 from staticmem.devices import gpus
 from staticmem.devices.meters import SharedReplays, Unlimited, process_on
+from staticmem.engine.step import StepResult, run_step
+from staticmem.ir.graph import Graph
 from staticmem.report.sweep import SweepRow
 from staticmem.studies import Request, Study, request_of
 from staticmem.studies.bench import Bench, on
@@ -119,7 +122,7 @@ def test_cards_whose_kernels_take_the_same_share_replays() -> None:
     replays = []
     for card in cards:
         roomy, own = shared.unlimited(study.result, on(device, card)), Unlimited(study.result, on(device, card))
-        assert roomy.nominal == own.nominal
+        assert roomy.replays.nominal == own.replays.nominal
         assert roomy.replays.bands() == own.replays.bands()
         replays.append(id(roomy.replays))
     assert 1 < len(set(replays)) < len(cards)
@@ -131,7 +134,43 @@ def test_a_few_replays_say_what_the_band_says() -> None:
     high = Unlimited(study.result, device).replays.bands()[1].high
     for limit, beyond in ((high, False), (high - 1, True), (high // 2, True)):
         replays = Unlimited(study.result, device).replays
-        assert replays.some_reserves(limit.__lt__) is beyond
+        assert replays.some_reserves(limit.__lt__, limit) is beyond
+
+
+def test_the_large_pool_alone_may_say_that_it_is_too_much() -> None:
+    """Then there is no replay of both pools."""
+    replays = Unlimited(Study.open(OPEN, Request(optimizer="adam", batch=48)).result, device_of(Request())).replays
+    high = replays.bands()[1].high
+
+    def not_asked(reserved: int) -> bool:
+        raise AssertionError(reserved)
+
+    again = Replays(replays.process, None)
+    assert again.some_reserves(not_asked, high * 3 // 4)
+    assert not again.some_reserves(high.__lt__, high)
+
+
+def test_the_batches_of_three_cards_are_found_on_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search tries tens of batches and runs those that decide the line, and those that it names."""
+    cards = [gpus.find(name) for name in ("2GiB", "t4", "l4")]
+    search = LargestBatches(Bench(Study.open(OPEN, Request(optimizer="adam"))), Request(optimizer="adam"))
+    ran: list[int] = []
+
+    def counted(graph: Graph, *rest: Any) -> StepResult:
+        ran.append(len(graph.ops))
+        return run_step(graph, *rest)
+
+    monkeypatch.setattr("staticmem.studies.steps.run_step", counted)
+    found = [search.both_sizes(card) for card in cards]
+    assert search.between.lines is not None
+    print(len(ran))
+    assert len(ran) <= 45
+    monkeypatch.setattr(BenchBetween, "widen", lambda *_: None)  # no line: each batch is run
+    plain = LargestBatches(Bench(search.bench.study), search.request)
+    ran.clear()
+    assert [plain.both_sizes(card) for card in cards] == found
+    print(len(ran))
+    assert len(ran) > 60
 
 
 def fits_of(row: SweepRow) -> Any:
