@@ -2,6 +2,7 @@
 
     python benchmarks/size.py                  # models/resnet50.onnx
     python benchmarks/size.py MODEL --against FOLDER
+    python benchmarks/size.py --gpu t4 --gpu l4            # cards by name, with exact batches
 
 Seconds of processor time of fresh processes, median of three. `--against` takes the source tree of another version,
 which runs in turns with this one, and says whether the reports are equal.
@@ -25,8 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default=str(ROOT / "models" / "resnet50.onnx"))
     parser.add_argument("--against", metavar="FOLDER", type=Path, help="the source tree of another version")
+    parser.add_argument("--gpu", action="append", default=[], help="cards, in place of the whole catalogue")
     arguments = parser.parse_args()
     command = ["size", str(Path(arguments.model).resolve()), *FLAGS]
+    command += [word for gpu in arguments.gpu for word in ("--gpu", gpu)]
     trees = [ROOT, *([arguments.against.resolve()] if arguments.against is not None else [])]
     seconds: dict[Path, list[float]] = {tree: [] for tree in trees}
     reports: dict[Path, str] = {}

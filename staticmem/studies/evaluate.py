@@ -81,12 +81,6 @@ def evaluate(study: Study, requests: Sequence[Request], done: Done | None = None
     return [outcome for outcome in outcomes if outcome is not None]
 
 
-def run_one(study: Study, request: Request) -> Row:
-    """The row of a request by running its step."""
-    with without_cycle_search():
-        return row_of(study.ask(request))
-
-
 def row_of(study: Study) -> Row:
     """The row of a study's own request."""
     core, _ = take_apart(study.lifetimes, apart=False)
@@ -132,7 +126,8 @@ class _Group:
 
     def _alone(self, request: Request) -> Outcome:
         try:
-            return run_one(self.study, request)
+            with without_cycle_search():
+                return row_of(self.study.ask(request))
         except Exception as error:
             return of_exception(error)
 

@@ -153,10 +153,6 @@ class LargestBatches:
         self.shares[kind] = values[at] / bound * outcome.usable * TIGHT / outcome.needed.high
         return values[at]
 
-    def safe_size(self, card: Gpu) -> int:
-        """`safe` as a size of what is grown."""
-        return self.safe(card) * self.grown.stride
-
     def tried_size(self, card: Gpu) -> int | None:
         """`tried` as a size of what is grown.
 

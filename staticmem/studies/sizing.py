@@ -177,7 +177,7 @@ class _Sizing:
                 return None, batches.tried_size(card)
             if both:
                 return batches.both_sizes(card)
-            return None, batches.safe_size(card)
+            return None, batches.safe(card) * batches.grown.stride
         except StaticmemError:  # the batch is fixed, or each sample adds ops
             if self.grown.dim is not None and both:  # it was asked for
                 raise
