@@ -118,11 +118,11 @@ class LargestBatches:
                 "SM199",
             )
         safe = self.safe(card)
-        return self._found(live, self.between.runs, card, safe), safe, live
+        return self._last_on_line(live, self.between.runs, card, safe), safe, live
 
     def safe(self, card: Gpu) -> int:
         """The largest batch that "fits"; 0 where none does."""
-        return self._found(self._live_bound(card, TIGHT), self.between.safe, card)
+        return self._last_on_line(self._live_bound(card, TIGHT), self.between.safe, card)
 
     def tried(self, card: Gpu) -> int | None:
         """A batch that "fits", where neither of the next two rungs does: at most an eighth below `safe`, for a part of
@@ -317,13 +317,13 @@ class LargestBatches:
 
     # -- verdicts ------------------------------------------------------------------------------------------------
 
-    def _found(self, bound: int, judge: Callable[[Request, Gpu], bool], card: Gpu, least: int = 0) -> int:
+    def _last_on_line(self, bound: int, judge: Callable[[Request, Gpu], bool], card: Gpu, least: int = 0) -> int:
         """`_last`, by steps on a line: the one of the batch that is found is run. Where that is another, all are."""
         self._widen_line()
         batch = self._last(bound, lambda batch: self._holds(judge, batch, card), least)
         if batch <= least or self.between.confirms(self.at(batch), judge == self.between.safe):
             return batch
-        return self._found(bound, judge, card, least)
+        return self._last_on_line(bound, judge, card, least)
 
     def _widen_line(self) -> None:
         if self.structure is not None:
