@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.report.settings import LIBRARIES  # late: --help needs no engine
     from staticmem.studies import Study
     from staticmem.studies.fit import fit
-    from staticmem.studies.fit_options import Options, no_gpu
+    from staticmem.studies.fit_settings import Options, no_gpu
 
     library = chosen.name if chosen.name in LIBRARIES else None
     request = settings.request(args)

@@ -220,7 +220,7 @@ def fit(
     from staticmem.report.settings import LIBRARIES
     from staticmem.scenario.options import checked_choice
     from staticmem.studies.fit import fit as fit_of
-    from staticmem.studies.fit_options import Options
+    from staticmem.studies.fit_settings import Options
 
     asked = request_of(read_keywords("fit", {**options, "gpu": gpu}))
     chosen = checked_choice("library", library, tuple(LIBRARIES)) if library is not None else None

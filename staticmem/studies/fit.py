@@ -27,9 +27,7 @@ from staticmem.scenario.request import Request
 from staticmem.scenario.strategies import STRATEGIES, facts_of
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
-from staticmem.studies.compute import Counter
-from staticmem.studies.fit_options import Options, check_fit, strategies_of
-from staticmem.studies.fit_settings import commands, flags_of, settings_of
+from staticmem.studies.fit_settings import Options, check_fit, commands, flags_of, settings_of, strategies_of
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.levers import (
     adapter_levers,
@@ -39,6 +37,7 @@ from staticmem.studies.levers import (
     precision_levers,
 )
 from staticmem.studies.sizing_search import BATCH, divisors, last
+from staticmem.studies.trials import Counter
 
 
 @dataclass(frozen=True)

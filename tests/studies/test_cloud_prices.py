@@ -13,8 +13,7 @@ import pytest
 from staticmem.cli.main import main
 from staticmem.devices import gpus
 from staticmem.errors import UsageError
-from staticmem.studies.cloud_prices import current, lowest
-from staticmem.studies.prices import prices_of
+from staticmem.studies.prices import current, lowest, prices_of
 
 SEED = Path(__file__).parents[2] / "models" / "seed.pt2"
 DAY = "2026-11-23"

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 
 import staticmem
-from staticmem.studies.cut import Module, proposals, totals
+from staticmem.studies.checkpoints import Module, proposals, totals
 
 MODELS = Path(__file__).parents[2] / "models"
 TREE = {

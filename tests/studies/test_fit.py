@@ -180,7 +180,7 @@ def test_a_card_without_bfloat16_gets_float16() -> None:
     assert alone.fits
     from staticmem.studies import Request, Study
     from staticmem.studies.fit import _Search
-    from staticmem.studies.fit_options import Options
+    from staticmem.studies.fit_settings import Options
 
     search = _Search(Study.open(path, Request(optimizer="adamw", batch=1)), Options("t4", None, allow))
     changed = [change.options for change in search._changes(allow)]

@@ -19,8 +19,8 @@ from staticmem.scenario.request import as_flags
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Request, Study
 from staticmem.studies.checkpoints import last_layer, repeated_blocks
-from staticmem.studies.compute import Counter
 from staticmem.studies.levers import levers
+from staticmem.studies.trials import Counter
 
 MODELS = Path(__file__).parents[2] / "models"
 RESNET = MODELS / "resnet18.pt2"

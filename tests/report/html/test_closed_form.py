@@ -18,8 +18,7 @@ from staticmem.ir import dtypes
 from staticmem.liveness import Lifetimes
 from staticmem.report.html.closed_form import NotAffineError, closed_form
 from staticmem.report.html.page import esc
-from staticmem.studies.page import page
-from staticmem.studies.what_if import what_if
+from staticmem.studies.page import page, what_if
 
 
 def step(lines: list[tuple[int, int, int, int]], ticks: int, batch: int) -> Lifetimes:
@@ -147,7 +146,7 @@ def test_a_single_sample_that_takes_another_way_has_no_form(monkeypatch: pytest.
             raise NotAffineError("another way")
         return closed_form(traced, low, high)
 
-    monkeypatch.setattr("staticmem.studies.what_if.closed_form", from_two)
+    monkeypatch.setattr("staticmem.studies.page.closed_form", from_two)
     found = what_if(study_of(MODELS / "seed.pt2", batch=1))
     assert not found.settings
     assert "other batches" in found.reason
