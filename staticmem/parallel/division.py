@@ -11,8 +11,20 @@ from staticmem.errors import UsageError
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
 from staticmem.parallel.rewrite import Rewrite, Weight
-from staticmem.parallel.zero_config import ZeroConfig
 from staticmem.scenario.strategies import ContextShare
+
+
+@dataclass(frozen=True)
+class ZeroConfig:
+    """`zero_optimization` of DeepSpeed's JSON, in elements; the defaults are DeepSpeed's."""
+
+    reduce_bucket_size: int = 500_000_000
+    prefetch_bucket_size: int = 50_000_000
+    param_persistence_threshold: int = 100_000
+    max_live_parameters: int = 1_000_000_000
+    max_reuse_distance: int = 1_000_000_000
+    sub_group_size: int = 1_000_000_000
+
 
 DEFAULTS = ZeroConfig()
 MOST_DEVICES = 65536  # more is taken for a typing mistake

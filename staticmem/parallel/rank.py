@@ -1,7 +1,14 @@
-"""The step of one rank under a parallel strategy, as a step like any other: trace, graph, notes.
+"""The step of one rank under a parallel strategy, as a step like any other: trace, graph, notes, bytes that it sends.
 
 The batch of the graph is that of one rank's forward: a device's own batch of data parallelism, a micro-batch of a
 pipeline. Each strategy has a file with its sources.
+
+Traffic is what a strategy costs beside memory; no time follows from it.
+Ring collectives over N ranks: an all-gather of n bytes, and a reduce-scatter of them, send n (N - 1) / N from each
+rank, an all-reduce twice that (Thakur et al., "Optimization of Collective Communication Operations in MPICH", 2005;
+nccl-tests, doc/PERFORMANCE.md, has the same factors). Which collectives a strategy runs: section 7 of the ZeRO paper
+(Rajbhandari et al., 2020) and, for FSDP2, torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py (`unshard` in the
+forward and again in the backward, `post_backward`). Buffers and norms of gradients are small beside that, and left out.
 """
 
 from __future__ import annotations
@@ -11,7 +18,7 @@ from dataclasses import replace
 from staticmem.engine.step import StepResult
 from staticmem.ir import dtypes
 from staticmem.parallel import blocks
-from staticmem.parallel.division import Strategy, WholeStep, with_notes
+from staticmem.parallel.division import Strategy, Traffic, WholeStep, with_notes
 from staticmem.parallel.rewrite import Rewrite
 from staticmem.parallel.strategies import context, division_of
 from staticmem.scenario.adapters import in_type_of_layers, lora_of, lora_text
@@ -100,3 +107,17 @@ def _with_a_part_of_the_sequence(result: StepResult, strategy: Strategy) -> Step
         context.apply(rewrite, strategy.context)
     text = "ranks of context parallelism add their gradients up in place: that is the training loop's task"
     return with_notes(replace(result, trace=rewrite.build()), [text])
+
+
+def sent_bytes(
+    strategy: str | None, devices: int, gathered: int, reduced: int, updated: int, micro_batches: int
+) -> int:
+    """Bytes from one rank in a step of the optimizer; the arguments are those of `Traffic`.
+
+    Raises:
+        ValueError: what this strategy sends is not known here.
+    """
+    if strategy is None or devices == 1:
+        return 0
+    traffic = Traffic(devices, gathered, reduced, updated, micro_batches)
+    return round(division_of(strategy).sent_bytes(strategy, traffic))

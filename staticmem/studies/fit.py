@@ -15,8 +15,7 @@ from typing import Any
 
 from staticmem.devices.sizing import TIGHT
 from staticmem.errors import StaticmemError, UsageError
-from staticmem.parallel.rank import on_one_device
-from staticmem.parallel.traffic import sent_bytes
+from staticmem.parallel.rank import on_one_device, sent_bytes
 from staticmem.report.fit import ADAPTERS, CHANGES, OPTIMIZER, PRECISION, SCHEMA, Concession, Cost, Fit, Way
 from staticmem.report.model import MOST_BATCH, Report
 from staticmem.report.settings import LIBRARIES

@@ -12,12 +12,11 @@ from staticmem.allocators.peaks import outline
 from staticmem.errors import UsageError
 from staticmem.ir.dtypes import bfloat16, float32
 from staticmem.liveness import Lifetimes
-from staticmem.parallel.division import Strategy
+from staticmem.parallel.division import Strategy, ZeroConfig
 from staticmem.parallel.rank import on_one_device, on_rank
 from staticmem.parallel.rewrite import Rewrite
 from staticmem.parallel.strategies.ddp import assign_buckets
 from staticmem.parallel.strategies.pipeline import apply, in_flight, stages_of_ops
-from staticmem.parallel.zero_config import ZeroConfig
 from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET
 from staticmem.scenario.strategies import STRATEGIES
 from staticmem.studies import Study, request_of

@@ -10,9 +10,8 @@ import pytest
 from staticmem.engine.step import StepResult
 from staticmem.liveness import Lifetimes
 from staticmem.parallel.blocks import forward_ends
-from staticmem.parallel.division import Strategy
+from staticmem.parallel.division import Strategy, ZeroConfig
 from staticmem.parallel.rank import on_rank
-from staticmem.parallel.zero_config import ZeroConfig
 from staticmem.studies import Study, request_of
 
 BLOCKS = Path(__file__).parents[1] / "data" / "graphs" / "mlp_blocks.pt2"

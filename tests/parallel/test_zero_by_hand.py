@@ -6,9 +6,9 @@ import pytest
 
 from staticmem.eager.trace import Buffer, Trace
 from staticmem.ir.dtypes import float32
+from staticmem.parallel.division import ZeroConfig
 from staticmem.parallel.rewrite import Piece, Rewrite, Weight
 from staticmem.parallel.strategies.zero import Use, _fetch, _next_uses, _reduce, sub_groups
-from staticmem.parallel.zero_config import ZeroConfig
 
 SIZES = {"a": 10, "b": 20, "c": 5}
 PLENTY = 10**9

@@ -13,7 +13,7 @@ import pytest
 import staticmem
 from staticmem.cli.main import main
 from staticmem.errors import UsageError
-from staticmem.parallel.traffic import sent_bytes
+from staticmem.parallel.rank import sent_bytes
 from staticmem.report.fit import Fit, Settings, Way
 from staticmem.report.formats.fit import answer
 from staticmem.report.json import to_json

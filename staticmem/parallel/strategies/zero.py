@@ -28,7 +28,7 @@ from staticmem.engine.step import StepResult
 from staticmem.ir.dtypes import DType, float32
 from staticmem.ir.graph import Graph
 from staticmem.parallel.blocks import names_of_parameters
-from staticmem.parallel.division import STREAMS, Traffic, WholeStep
+from staticmem.parallel.division import STREAMS, Traffic, WholeStep, ZeroConfig
 from staticmem.parallel.rewrite import (
     AFTER,
     BEFORE,
@@ -40,7 +40,6 @@ from staticmem.parallel.rewrite import (
     Weight,
     ceil_div,
 )
-from staticmem.parallel.zero_config import ZeroConfig
 from staticmem.scenario.strategies import GRADIENTS, STRATEGIES
 
 ALIGNMENT = 2  # elements; nccl_start_alignment_factor

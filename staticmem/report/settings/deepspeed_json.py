@@ -2,7 +2,7 @@
 
 Source, DeepSpeed 0.19: deepspeed/runtime/constants.py (keys of the batch, `bf16`, `fp16`, `gradient_clipping`),
 deepspeed/runtime/zero/config.py (`zero_optimization`), deepspeed/runtime/zero/utils.py (`ZERO_SUPPORTED_OPTIMIZERS`;
-others need `zero_allow_untested_optimizer`). The sizes of buckets are those of the prediction (`parallel.zero_config`).
+others need `zero_allow_untested_optimizer`). The sizes of buckets are those of the prediction (`parallel.division`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 from staticmem.ir.dtypes import bfloat16
-from staticmem.parallel.zero_config import ZeroConfig
+from staticmem.parallel.division import ZeroConfig
 from staticmem.report.settings import Run
 
 _TESTED = ("adam", "adamw", "adagrad")  # of those that torch.optim has

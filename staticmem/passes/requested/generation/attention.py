@@ -1,17 +1,272 @@
-"""The attention calls of a decoder: their keys and values, what repeats these for groups of heads, and their masks."""
+"""The attention of a decoder: its calls with keys, values and masks, in all their forms, and what else mixes tokens.
+
+Groups of heads have keys and values that are repeated for them. Attention may also be written out: queries times keys,
+a softmax, and its weights times values. Source: transformers 5.24, `eager_attention_forward` of the models: llama
+(scores are scaled and masked, softmax in float32), gemma2 (scores are capped by tanh), gpt_oss (a column of sinks,
+dropped after the softmax), gpt2 (keys and values are not repeated).
+
+The file has one number of tokens. In a decode step there is one query and as many keys as the cache has, and a static
+cache has more keys than there are queries in the prefill too. Which numbers of an op are tokens is read from two
+bindings of the file (`Lengths`).
+
+What mixes tokens beside the attention keeps more from step to step than keys and values, and is refused. State-space
+layers and short convolutions run a convolution over tokens (transformers 5.24: mamba, lfm2, qwen3_next, kimi_linear),
+linear attention multiplies queries, keys and values without a softmax between (minimax). Layers may also read the keys
+and values of others, which are cached once (gemma3n, gemma4).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
 from staticmem.ir.record import record
-from staticmem.ops import kinds_of
+from staticmem.ops import parameters
+from staticmem.ops.registry import CONCATENATIONS, FREE_PRODUCTS, RESHAPES, kinds_of
+from staticmem.ops.tags import tagged
 from staticmem.passes.affine import Affine, Knowledge, Mask
-from staticmem.passes.requested.generation.over_keys import ops_over_keys
-from staticmem.passes.requested.generation.reading import argument, not_recognised, ref_name, takes_all
-from staticmem.passes.requested.generation.written import Written, written_attentions
+
+_PRODUCT = "aten::matmul"
+_VIEWS = ("aten::slice", "aten::unsqueeze")  # that `Lengths.over_scores` knows at other lengths, as it does reshapes
+_OVER_KEYS = ("aten::amax", *CONCATENATIONS)  # of scores: what a softmax subtracts, and a column of sinks
+
+
+@record(frozen=True)
+class Written:
+    """One attention. `first` multiplies queries and keys, `last` weights and values; `scores` are the names of the ops
+    between them, with those that slice the mask. `key` is what `first` takes, before it was transposed for it, `value`
+    what `last` takes. `mask` is the `where` that makes what is added to the scores.
+    """
+
+    first: Op
+    last: Op
+    scores: frozenset[str]
+    key: str
+    value: str
+    mask: Op | None
+
+
+def written_attentions(graph: Graph, maker: Mapping[str, Op]) -> Iterator[Written]:
+    """The attentions in order, each softmax with the products before and behind it."""
+    at = {op.name: index for index, op in enumerate(graph.ops)}
+    for op in graph.ops:
+        if "softmax" not in kinds_of(op.base):
+            continue
+        first = _product_before(op, maker)
+        written = _written(graph, at, first, op, maker) if first is not None else None
+        if written is not None:
+            yield written
+
+
+def _product_before(softmax: Op, maker: Mapping[str, Op]) -> Op | None:
+    """The product that makes the scores."""
+    names, seen = [*softmax.refs()], set[str]()
+    while names:
+        op = maker.get(name := names.pop())
+        if op is None or name in seen:
+            continue
+        seen.add(name)
+        if op.base == _PRODUCT:
+            return op
+        if _is_on_scores(op):
+            names += op.refs()[::-1]
+    return None
+
+
+def _written(graph: Graph, at: Mapping[str, int], first: Op, softmax: Op, maker: Mapping[str, Op]) -> Written | None:
+    descended, scores, adds = set(first.outputs), list[str](), list[Op]()
+    last = None
+    for op in graph.ops[at[first.name] + 1 :]:
+        if not op.outputs or descended.isdisjoint(op.refs()):  # what has no result is a check
+            continue
+        if op.base == _PRODUCT:
+            last = op
+            break
+        if not _is_on_scores(op) and "softmax" not in kinds_of(op.base):
+            break
+        descended.update(op.outputs)
+        scores.append(op.name)
+        if op.base in ("aten::add", "aten::add_") and at[op.name] < at[softmax.name]:
+            adds.append(op)
+    if last is None or softmax.name not in scores or not _of_two(first) or not _of_two(last):
+        return None
+    key, value = first.refs()[1], last.refs()[1]
+    turned = maker.get(key)
+    if last.refs()[0] not in descended or turned is None or value not in maker:
+        return None
+    if _swaps_last(turned) and turned.refs():
+        key = turned.refs()[0]
+    elif turned.base == "aten::permute":
+        return None
+    masked = next((mask for add in adds if (mask := _mask(add, descended, maker)) is not None), None)
+    choice, views = masked if masked is not None else (None, ())
+    return Written(first, last, frozenset((*scores, *views)), key, value, choice)
+
+
+def _is_same(op: Op) -> bool:
+    """Whether an op gives the same numbers, or some of them, with the keys where they were."""
+    return op.base in _VIEWS or not kinds_of(op.base).isdisjoint(("cast", "copy", "expanded"))
+
+
+def _is_on_scores(op: Op) -> bool:
+    """Whether an op makes scores, or weights, of scores: the keys stay the last dimension. What puts a mask in itself
+    is none, because the mask is looked for in what is added."""
+    if _is_same(op) or op.base in RESHAPES or op.base in _OVER_KEYS or "dropout" in kinds_of(op.base):
+        return True
+    return op.base in tagged("pointwise") and "masking" not in kinds_of(op.base)
+
+
+def _of_two(product: Op) -> bool:
+    """Whether a product has two tensors."""
+    return len(product.args) > 1 and all(isinstance(arg, Ref) for arg in product.args[:2])
+
+
+def _swaps_last(op: Op) -> bool:
+    """Whether an op only exchanges the last two dimensions of four."""
+    if op.base == "aten::transpose":
+        return {dim % 4 for dim in op.args[1:3] if isinstance(dim, int)} == {2, 3}
+    return op.base == "aten::permute" and op.args[1] == (0, 1, 3, 2)
+
+
+def _mask(add: Op, scores: set[str], maker: Mapping[str, Op]) -> tuple[Op, tuple[str, ...]] | None:
+    """The `where` of the mask that an op adds to the scores, and the names of the ops between."""
+    for name in add.refs():
+        op, between = maker.get(name), list[str]()
+        while op is not None and name not in scores and _is_same(op) and op.refs():
+            between.append(op.name)
+            op = maker.get(op.refs()[0])
+        if op is not None and name not in scores and op.base == "aten::where":
+            return op, tuple(between)
+    return None
+
+
+NOT_RECOGNISED = "SM126"
+_END = 2**62  # a slice that ends behind it takes all that is left
+
+
+def not_recognised(what: str, why: str) -> ModelFileError:
+    """The error of a graph whose decode step cannot be derived."""
+    return ModelFileError(
+        f"generation cannot be predicted from this file: {what}",
+        why,
+        "Export the decoder with its prompt alone: one input of token ids, attn_implementation='sdpa' or 'eager', no "
+        "padding (docs/generation.md).",
+        code=NOT_RECOGNISED,
+    )
+
+
+def ref_name(arg: Arg) -> str:
+    return arg.name if isinstance(arg, Ref) else ""
+
+
+def argument(op: Op, position: int, name: str) -> Arg:
+    """An argument of a call, given by position or by name."""
+    return op.args[position] if len(op.args) > position else op.kwargs.get(name)
+
+
+def takes_all(op: Op) -> bool:
+    """Whether a slice is the whole tensor: `x[:]`."""
+    if op.base != "aten::slice":
+        return False
+    start, end = (argument(op, 2, "start"), argument(op, 3, "end"))
+    return start in (None, 0) and (end is None or (isinstance(end, int) and end > _END))
+
+
+def ops_over_keys(graph: Graph, cached: Iterable[str], ends: Iterable[Op], scores: frozenset[str]) -> tuple[str, ...]:
+    """The names of the ops, in order, that make what an attention takes of what the cache has. `ends` are the calls
+    that take it.
+
+    Raises:
+        ModelFileError: other code reads what they make.
+    """
+    descended, names = set(cached), list[str]()
+    last = {op.name for op in ends}
+    left = set(last)
+    for op in graph.ops:
+        if op.name in left:
+            left.discard(op.name)
+            if not left:
+                break
+        elif op.outputs and op.name not in scores and not descended.isdisjoint(op.refs()):
+            names.append(op.name)
+            descended.update(op.outputs)
+    of_attention = last | scores | set(names)
+    for op in graph.ops:
+        if op.outputs and op.name not in of_attention and not descended.isdisjoint(op.refs()):
+            raise not_recognised(
+                f"{op.name} ({op.base}) reads keys or values beside the attention",
+                "Its result would have the tokens of the cache, and what is done with it then is not known.",
+            )
+    return tuple(names)
+
+
+class Lengths:
+    """The numbers of each op as functions of tokens: linear, through two bindings of one file."""
+
+    def __init__(self, one: Graph, many: Graph) -> None:
+        """`one` is bound at one token, `many` at more."""
+        shape = many.inputs[0].shape
+        assert shape is not None
+        self.tokens = shape[1]
+        self.one = {op.name: op for op in one.ops}
+        self.many = {op.name: op for op in many.ops}
+
+    def over_keys(self, op: Op, keys: int) -> Op:
+        """An op of the file, whatever its tokens, with those of the cache."""
+        one, many = self._both(op)
+        args = tuple([self._at(a, b, c, keys, op) for a, b, c in zip(op.args, one.args, many.args, strict=True)])
+        kwargs = {k: self._at(v, one.kwargs.get(k), many.kwargs.get(k), keys, op) for k, v in op.kwargs.items()}
+        return op.changed(args=args, kwargs=kwargs)
+
+    def over_scores(self, op: Op, keys: int) -> Op:
+        """An op over scores [.., queries, keys]: its last dimension has the tokens of the cache."""
+        one, many = self._both(op)
+        if op.base == "aten::slice" and op.args[1:2] in ((-1,), (3,)):
+            return self.over_keys(op, keys)
+        names = parameters(op.base)
+        position = names.index("size") if "size" in names else len(op.args)
+        sizes = op.args[position] if position < len(op.args) else ()
+        if not isinstance(sizes, tuple) or not sizes:
+            return op
+        first, second = (_last_of(each.args[position]) for each in (one, many))
+        last = self._at(sizes[-1], first, second, keys, op)
+        args = (*op.args[:position], (*sizes[:-1], last), *op.args[position + 1 :])
+        return op.changed(args=args)
+
+    def _both(self, op: Op) -> tuple[Op, Op]:
+        one, many = self.one.get(op.name), self.many.get(op.name)
+        if one is None or many is None or not len(one.args) == len(many.args) == len(op.args):
+            raise _unlike(op)
+        return one, many
+
+    def _at(self, own: Arg, one: Arg, many: Arg, keys: int, op: Op) -> Arg:
+        """An argument at a number of keys. Names stay."""
+        if isinstance(own, Ref) or own == one == many:
+            return own
+        if isinstance(own, tuple) and isinstance(one, tuple) and isinstance(many, tuple):
+            if not len(own) == len(one) == len(many):
+                raise _unlike(op)
+            return tuple([self._at(a, b, c, keys, op) for a, b, c in zip(own, one, many, strict=True)])
+        if type(one) is not int or type(many) is not int:
+            raise _unlike(op)
+        slope, rest = divmod(many - one, self.tokens - 1)
+        if rest:
+            raise _unlike(op)
+        return one + slope * (keys - 1)
+
+
+def _last_of(sizes: Arg) -> Arg:
+    return sizes[-1] if isinstance(sizes, tuple) and sizes else None
+
+
+def _unlike(op: Op) -> Exception:
+    return not_recognised(
+        f"the sizes of {op.name} ({op.base}) do not grow with the tokens",
+        "Looked for ops over keys and values whose sizes are a multiple of the tokens and a constant.",
+    )
+
 
 SDPA = "aten::scaled_dot_product_attention"
 _LONGEST_CHAIN = 12  # ops of `repeat_kv`, with the slices that some exports write between them
@@ -245,3 +500,37 @@ def _window(mask: Mask) -> int | bool | None:
 def padding_masks(graph: Graph) -> Sequence[Value]:
     """Inputs that say which tokens are padding: integers or booleans [batch, tokens], named so."""
     return [v for v in graph.inputs if "attention_mask" in v.name and len(v.shape or ()) == 2]
+
+
+def refuse_other_mixing(graph: Graph, calls: Sequence[Attention]) -> None:
+    """Raises where tokens meet outside of the attention calls.
+
+    Raises:
+        ModelFileError: the cache of the model has more, or less, than keys and values of these calls.
+    """
+    keys = [call.key for call in calls]
+    if len(set(keys)) < len(keys):
+        raise not_recognised("several attentions read the same keys", "Layers that share their cache are not covered.")
+    products = {name for call in calls for name in (call.op, call.last)}
+    hidden: set[str] = set()
+    ids = graph.inputs[0].name
+    for op in graph.ops:
+        kinds = kinds_of(op.base)
+        if "lookup" in kinds and ref_name(op.args[0]) not in hidden:
+            first = op.base == "aten::embedding" and ids in op.refs()
+            hidden.update(op.outputs if first else ())
+            continue
+        read = [name for name in op.refs() if name in hidden]
+        if not read:
+            continue
+        hidden.update(op.outputs)
+        mixes = not kinds.isdisjoint(("convolution", "recurrent"))
+        if mixes or (op.base in FREE_PRODUCTS and len(read) > 1 and op.name not in products):
+            raise _mixed(op)
+
+
+def _mixed(op: Op) -> Exception:
+    return not_recognised(
+        f"{op.name} ({op.base}) mixes tokens beside the attention",
+        "State-space layers, convolutions over tokens and linear attention keep states, which are not covered.",
+    )
