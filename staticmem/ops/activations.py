@@ -60,7 +60,7 @@ def _bounds(self: Tensor, min: Any, max: Any) -> list[Tensor]:
     return [t for t in (self, min, max) if isinstance(t, Tensor)]
 
 
-@rule("clamp clip")
+@rule("clamp", aliases="clip")
 def clamp(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """Saves its input; backward makes a zero scalar, one bool mask a bound and the chosen gradient."""
     out = e.pointwise("aten.clamp.default", *_bounds(self, min, max))
@@ -122,7 +122,7 @@ def _clamp_self(self: Tensor | None, min: Any, max: Any) -> Any:
     return compute
 
 
-@rule("clamp_ clip_")
+@rule("clamp_", aliases="clip_")
 def clamp_(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """In place: clones its input first and saves the clone; backward as `clamp`."""
     original = clone_for_backward(e, self, *_bounds(self, min, max))

@@ -48,7 +48,7 @@ def _add_formulas(alpha: Scalar) -> list[Formula]:
     return [Formula((1,), same if alpha == 1 else scaled), Formula((0,), same)]
 
 
-@rule("sub subtract", kinds=("arithmetic",))
+@rule("sub", kinds=("arithmetic",), aliases="subtract")
 def sub(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """Saves nothing; the gradient of `other` is a negated copy."""
     a, b = tensors_of(self, other)
@@ -78,7 +78,7 @@ def rsub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     return out
 
 
-@rule("sub_ subtract_", kinds=("arithmetic",))
+@rule("sub_", kinds=("arithmetic",), aliases="subtract_")
 def sub_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> Tensor:
     """In place: saves nothing; the gradient of `other` is a negated copy."""
     out = inplace(e, self, "aten.sub_.Tensor")
@@ -96,7 +96,7 @@ def add_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     return out
 
 
-@rule("mul multiply", kinds=("arithmetic", "commutative"))
+@rule("mul", kinds=("arithmetic", "commutative"), aliases="multiply")
 def mul(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """Each operand is saved only if the other one needs a gradient; each gradient is one product."""
     a, b = tensors_of(self, other)
@@ -114,7 +114,7 @@ def record_mul(e: Eager, out: Tensor, a: Tensor, b: Tensor, saved_a: Tensor | No
     e.record("MulBackward0", out, [a, b], formulas, saves)
 
 
-@rule("mul_ multiply_", kinds=("arithmetic",))
+@rule("mul_", kinds=("arithmetic",), aliases="multiply_")
 def mul_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """In place: `other` is saved; `self` is cloned first if `other` needs a gradient."""
     b = other if isinstance(other, Tensor) else None
@@ -152,7 +152,7 @@ def _div_scalar(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
     return e.pointwise("aten.div.Tensor", grad_of(grads))
 
 
-@rule("div divide true_divide", kinds=("arithmetic",))
+@rule("div", kinds=("arithmetic",), aliases="divide true_divide")
 def div(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, rounding_mode: str | None = None) -> Tensor:
     """Saves `other`, and `self` if `other` needs a gradient; that gradient takes div, div, neg and mul at once.
 
@@ -180,7 +180,7 @@ def _record_div(e: Eager, out: Tensor, a: Tensor | None, b: Tensor | None, saved
     e.record("DivBackward0", out, [a, b], formulas, [b, saved_a if e.needs_grad(b) else None])
 
 
-@rule("div_ divide_", kinds=("arithmetic",))
+@rule("div_", kinds=("arithmetic",), aliases="divide_ true_divide_")
 def div_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """In place: saves `other`, and a clone of `self` if `other` needs a gradient."""
     b = other if isinstance(other, Tensor) else None

@@ -257,7 +257,7 @@ def _atan2_gradients(self: Tensor, other: Tensor) -> Any:
     return gradients
 
 
-@rule("atan2 arctan2")
+@rule("atan2", aliases="arctan2")
 def atan2(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both; backward takes the reciprocal of the sum of squares, masked at zero, and two products a gradient."""
     out = e.pointwise("aten.atan2.default", self, other, dtype=_floating(self, other))
@@ -280,7 +280,7 @@ def hypot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     return out
 
 
-@rule("xlogy special_xlogy")
+@rule("xlogy", aliases="special_xlogy")
 def xlogy(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """Saves both; the gradient of `self` takes a logarithm, three masks and a choice, that of `other` a quotient."""
     out = e.pointwise("aten.xlogy.Tensor", self, other, dtype=_floating(self, other))

@@ -18,8 +18,12 @@ from staticmem.ops.pointwise import Scalar, grad_of, gradient_like, inplace, res
 from staticmem.ops.registry import rule
 
 
-@rule("eq ne not_equal", kinds=("comparison",))
-@rule("lt le gt ge less less_equal greater greater_equal", kinds=("comparison", "step"))
+@rule("eq", kinds=("comparison",))
+@rule("ne", kinds=("comparison",), aliases="not_equal")
+@rule("lt", kinds=("comparison", "step"), aliases="less")
+@rule("le", kinds=("comparison", "step"), aliases="less_equal")
+@rule("gt", kinds=("comparison", "step"), aliases="greater")
+@rule("ge", kinds=("comparison", "step"), aliases="greater_equal")
 @rule("logical_and logical_or logical_xor")
 def compare(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     """A bool result without gradient."""
@@ -27,10 +31,10 @@ def compare(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     return e.pointwise("aten.eq.Tensor", *operands, dtype=dtypes.bool_)
 
 
-@rule(
-    "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ floor_divide __lshift__ __rshift__ bitwise_left_shift "
-    "bitwise_right_shift"
-)
+@rule("bitwise_and", aliases="__and__")
+@rule("bitwise_or", aliases="__or__")
+@rule("bitwise_xor", aliases="__xor__")
+@rule("floor_divide __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift")
 def integer_binary(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor:
     """One new result without gradient."""
     a, b = tensors_of(self, other)

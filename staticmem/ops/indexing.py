@@ -207,7 +207,7 @@ def one_hot(e: Eager, self: Tensor, num_classes: int = -1) -> Tensor:
     return e.empty((*self.shape, num_classes), dtypes.int64, kernel="aten.zeros.default")
 
 
-@rule("nonzero argwhere nonzero_static", kinds=("data_sized",))
+@rule("nonzero nonzero_static", kinds=("data_sized",), aliases="argwhere")
 def nonzero(e: Eager, self: Tensor, *, size: int | None = None, fill_value: int = -1) -> Tensor:
     """int64 positions, a row an element that is not zero (at most all of them), without gradient."""
     rows = self.numel if size is None else size

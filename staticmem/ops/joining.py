@@ -20,7 +20,7 @@ from staticmem.ops.registry import rule
 from staticmem.ops.views import at_least, expand, narrow, reshape, select, slice_
 
 
-@rule("cat concat concatenate")
+@rule("cat", aliases="concat concatenate")
 def cat(e: Eager, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Saves sizes; the gradient of each input is a narrow view of the incoming one (cast where dtypes differ)."""
     given = list(tensors)
@@ -102,7 +102,7 @@ def _stacked(dims: int, axis: int) -> Callable[..., Tensor]:
 
 rule("hstack")(_stacked(1, 1))
 
-rule("vstack row_stack")(_stacked(2, 0))
+rule("vstack", aliases="row_stack")(_stacked(2, 0))
 
 rule("dstack")(_stacked(3, 2))
 

@@ -137,7 +137,7 @@ def addmv(e: Eager, self: Tensor, mat: Tensor, vec: Tensor, beta: Any = 1, alpha
     return out
 
 
-@rule("outer ger")
+@rule("outer", aliases="ger")
 def outer(e: Eager, self: Tensor, vec2: Tensor) -> Tensor:
     """A product of a column and a row; saves as `mul`."""
     return mul(e, reshape(e, self, (self.shape[0], 1)), vec2)
@@ -181,7 +181,7 @@ def linear(e: Eager, input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return out if bias is None else add_(e, out, bias)
 
 
-@rule("matmul linalg_matmul", kinds=("product",), autocast="half", flops=product_flops(0))
+@rule("matmul", kinds=("product",), autocast="half", flops=product_flops(0), aliases="linalg_matmul")
 @scoped
 def matmul(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     """mm where a factor is 1-D or 2-D and folding pays, else expand, reshape (a clone where needed) and bmm."""

@@ -197,12 +197,12 @@ def define_unary(row: Unary, kinds: tuple[Kind, ...] = ()) -> None:
     in_place.__doc__ = f"In place: saves {'its result' if saved_in_place else 'nothing'}; backward runs {kernels}."
     if saved_in_place == "self":
         in_place.__doc__ = f"In place: clones its input first and saves the clone; backward runs {kernels}."
-    names = [row.name, *row.also.split()]
+    also = [name for name in row.also.split() if not name.endswith("_")]
     if run == ["zeros_like"]:
         kinds = ("step",)
-    rule(" ".join(name for name in names if not name.endswith("_")), kinds, row.autocast)(out_of_place)
+    rule(row.name, kinds, row.autocast, aliases=" ".join(also))(out_of_place)
     if row.in_place:
-        rule(" ".join([f"{row.name}_", *(name for name in names if name.endswith("_"))]), kinds)(in_place)
+        rule(f"{row.name}_", kinds, aliases=" ".join(set(row.also.split()).difference(also)))(in_place)
 
 
 _INTEGER = {"abs", "neg", "sign", "floor", "ceil", "round", "trunc", "square", "relu"}  # of integers give integers

@@ -22,6 +22,7 @@ from staticmem.units import Band
 
 Autocast = Literal["half", "float32", "float32_dtype", "promote", ""]
 Kind = Literal[
+    "alias",  # another name of an op (`one_name`)
     "activation",  # a function of torch.nn.functional with an argument `inplace`
     "arithmetic",  # one of + - * / with a number or a tensor
     "assignment",  # in place: what `x[i] = y` runs
@@ -70,8 +71,7 @@ FAMILIES = (
 ).split()
 RING_ATTENTION = "staticmem::ring_attention"  # stands for scaled_dot_product_attention of a divided sequence
 # Sets that several stages name. What all of a family are is a kind.
-CONCATENATIONS = frozenset(("aten::cat", "aten::concat"))
-JOINS = CONCATENATIONS | {"aten::stack"}
+JOINS = frozenset(("aten::cat", "aten::stack"))
 FREE_PRODUCTS = frozenset(("aten::matmul", "aten::bmm", "aten::baddbmm", "aten::einsum"))  # neither factor is a weight
 LINEARS = frozenset(("aten::linear", "aten::addmm", "aten::mm", "aten::matmul"))  # the second factor may be a weight
 RESHAPES = frozenset(("aten::view", "aten::reshape", "aten::_unsafe_view"))
@@ -97,6 +97,7 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}  # of the families that are imported: `rules()` has all
+_ALIASES: dict[str, str] = {}  # another name of an op -> the one that passes and features compare with
 _KINDS: dict[str, frozenset[Kind]] = {}  # by target without overload, of all ops
 _FLOPS: dict[str, Flops] = {}  # the same
 _NO_KINDS: frozenset[Kind] = frozenset()
@@ -110,13 +111,16 @@ def rule(
     autocast: Autocast = "",
     transparent: bool = False,
     flops: Flops | None = None,
+    aliases: str = "",
 ) -> Callable[[RuleFn], RuleFn]:
     """Registers a rule for ops, with or without an overload name: `"add.Tensor mylib::gate"`. Names without a namespace
-    are those of ATen. A target can have only one rule."""
+    are those of ATen. A target can have only one rule. `aliases`: other names of the first op, which run it."""
     declare(names, kinds, flops)
+    declare(aliases, (*kinds, "alias"), flops)
+    _ALIASES.update(dict.fromkeys(_targets(aliases), _targets(names)[0]))
 
     def register(function: RuleFn) -> RuleFn:
-        for target in _targets(names):
+        for target in _targets(f"{names} {aliases}"):
             if target in RULES:
                 raise ValueError(f"two rules for {target}")
             RULES[target] = Rule(target, function, autocast, "transparent" if transparent else "ruled")
@@ -218,6 +222,13 @@ def size_of(arg: Arg, shapes: Shapes) -> tuple[int, ...]:
     """Sizes of a tensor argument, for formulas of FLOPs."""
     assert isinstance(arg, Ref)
     return shapes[arg.name]
+
+
+def one_name(target: str) -> str:
+    """The target with the name that stands for all names of its op, where its family is imported:
+    `aten::divide.Tensor` is `aten::div.Tensor`."""
+    base, point, overload = target.partition(".")
+    return f"{_ALIASES.get(base, base)}{point}{overload}"
 
 
 @lru_cache(maxsize=4096)

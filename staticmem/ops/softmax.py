@@ -26,8 +26,8 @@ from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
 from staticmem.units import exactly
 
 
-@rule("softmax _softmax special_softmax", kinds=("softmax",), autocast="float32_dtype")
-@rule("log_softmax _log_softmax special_log_softmax", autocast="float32_dtype")
+@rule("softmax _softmax", kinds=("softmax",), autocast="float32_dtype", aliases="special_softmax")
+@rule("log_softmax _log_softmax", autocast="float32_dtype", aliases="special_log_softmax")
 def softmax(
     e: Eager, self: Tensor, dim: int, dtype: DType | bool | None = None, *, kernel: str = "aten._softmax"
 ) -> Tensor:
@@ -82,7 +82,7 @@ def softmax_temporaries(call: KernelCall) -> list[Temporary]:
     ]
 
 
-@rule("logsumexp special_logsumexp", autocast="float32")
+@rule("logsumexp", autocast="float32", aliases="special_logsumexp")
 def logsumexp(e: Eager, self: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
     """Saves its input and result; backward holds a difference, its exponential and the product."""
     axes = axes_of(self, dim)

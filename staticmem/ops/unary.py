@@ -74,13 +74,13 @@ PLAIN = (
           "arccos arccos_"),
     Unary("atan", "AtanBackward0", lambda c, g, x, out: c.div(g, c.plus(c.mul(x, x), 1)), also="arctan arctan_"),
     Unary("asinh", "AsinhBackward0", lambda c, g, x, out: c.mul(g, c.call("rsqrt", c.plus(c.power(x, 2), 1))),
-          also="arcsinh"),
+          also="arcsinh arcsinh_"),
     Unary("acosh", "AcoshBackward0", lambda c, g, x, out: c.mul(g, c.call("rsqrt", c.minus(c.mul(x, x), 1))),
-          also="arccosh"),
-    Unary("atanh", "AtanhBackward0", _atanh, also="arctanh"),
+          also="arccosh arccosh_"),
+    Unary("atanh", "AtanhBackward0", _atanh, also="arctanh arctanh_"),
     Unary("erf", "ErfBackward0", _gaussian(2 / math.sqrt(math.pi)), also="special_erf"),
     Unary("erfc", "ErfcBackward0", _gaussian(-2 / math.sqrt(math.pi)), also="special_erfc"),
-    Unary("erfinv", "ErfinvBackward0", _erfinv, "float32"),
+    Unary("erfinv", "ErfinvBackward0", _erfinv, "float32", "special_erfinv"),
     Unary("lgamma", "LgammaBackward0", lambda c, g, x, out: c.mul(g, c.call("digamma", x)), also="special_gammaln"),
     Unary("digamma", "DigammaBackward0", lambda c, g, x, out: c.mul(g, c.call("polygamma", 1, x)),
           also="special_digamma special_psi"),
@@ -104,7 +104,7 @@ for _row in TABLE:
 declare("heaviside", ("step",))
 
 
-@rule("sinc special_sinc")
+@rule("sinc", aliases="special_sinc")
 def sinc(e: Eager, self: Tensor) -> Tensor:
     """Saves its input; backward runs ten kernels of the input's size, most of which live until its end."""
     out = e.pointwise("aten.sinc.default", self)

@@ -147,7 +147,8 @@ def permute(e: Eager, self: Tensor, dims: Any) -> Tensor:
     return make_view(e, self, shape, strides, "PermuteBackward0", gradient)
 
 
-@rule("transpose transpose_ swapaxes swapdims", kinds=("permuted", "view"))
+@rule("transpose", kinds=("permuted", "view"), aliases="swapaxes swapdims")
+@rule("transpose_", kinds=("permuted", "view"), aliases="swapaxes_ swapdims_")
 def transpose(e: Eager, self: Tensor, dim0: int, dim1: int) -> Tensor:
     """A view; the gradient is transposed back."""
     if self.ndim == 0:
@@ -170,7 +171,7 @@ def numpy_t(e: Eager, self: Tensor) -> Tensor:
     return permute(e, self, tuple(range(self.ndim - 1, -1, -1)))
 
 
-@rule("movedim moveaxis", kinds=("permuted", "view"))
+@rule("movedim", kinds=("permuted", "view"), aliases="moveaxis")
 def movedim(e: Eager, self: Tensor, source: Any, destination: Any) -> Tensor:
     """A view; the gradient is permuted back."""
     sources = [self.dim(d) for d in ((source,) if isinstance(source, int) else source)]

@@ -12,7 +12,7 @@ from typing import Any
 
 from staticmem.ir.graph import Op, Ref
 from staticmem.ir.record import record
-from staticmem.ops.registry import CONCATENATIONS, in_place, kinds_of
+from staticmem.ops.registry import in_place, kinds_of
 from staticmem.ops.tags import tagged
 
 Shape = tuple[int, ...]
@@ -415,7 +415,7 @@ def _comparison(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | N
     return _compare(op.base.removeprefix("aten::"), a, b)
 
 
-@_of("__and__ bitwise_and logical_and")
+@_of("bitwise_and logical_and")
 def _and(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     a, b = k.of(args[0]), k.of(args[1])
     if not isinstance(a, Mask) or not isinstance(b, Mask):
@@ -476,5 +476,5 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "float16": (-(2**11), 2**11), "bfloat16": (-(2**8), 2**8), "float32": (-(2**24), 2**24),
     "float64": (-(2**53), 2**53),
 }  # fmt: skip
-_FRESH = CONCATENATIONS | {"aten::diff", "aten::__and__"}
+_FRESH = ("aten::cat", "aten::diff")
 _WRITE_NOTHING = frozenset(("detach_", "requires_grad_"))

@@ -164,7 +164,17 @@ _REENTRANT = Pass(
     "requested.checkpoint_regions:undo_no_grad",
 )
 
+_NAMES = Pass(
+    "names of ops",
+    "one name of an op that has several",
+    "torch/csrc/jit/passes/normalize_ops.cpp",
+    "restoring.core_aten:names_once",
+    kinds=("alias",),
+    needed=True,
+)
+
 FX_TEXTS: tuple[Pass, ...] = (
+    _NAMES,
     Pass(
         "stored tensors",
         "calls that make tensors of zeros or ones: the exporter's optimiser stores their results",
@@ -346,7 +356,7 @@ NODES: tuple[Pass, ...] = (
 )  # fmt: skip
 """Passes over ONNX files of the TorchScript exporter and of others, of which only the nodes tell."""
 
-EXPORTED: tuple[Pass, ...] = (_REENTRANT,)
+EXPORTED: tuple[Pass, ...] = (_NAMES, _REENTRANT)
 """Passes over archives of torch.export: they have the calls of eager code, with modules and what ran in place."""
 
 IN_PLACE = (
@@ -483,7 +493,7 @@ _ON_RECORDINGS = (
 DECODER = tuple(each for each in STEP if each.name != "attention masks")
 """Passes over a decoder for generation, which makes the masks of its steps itself (`passes.requested.generation`)."""
 
-RECORDED = tuple(each for each in STEP if each.name in _ON_RECORDINGS)
+RECORDED = (_NAMES, *(each for each in STEP if each.name in _ON_RECORDINGS))
 """Passes over the programs of a recording, which have what really ran: those that the scenario asks for, and casts
 whose type another tensor decides."""
 
@@ -609,7 +619,7 @@ def for_step(
     if graph.programs is not None:
         programs, amp, dtype = graph.programs, scenario.amp, scenario.dtype
         graph = graph.version(f"program {training} {amp} {dtype}", lambda _: programs.of(training, amp, dtype))
-        passes = RECORDED if passes is STEP else ()
+        passes = RECORDED if passes is STEP else (_NAMES,)
     freeze = scenario.freeze if training else None
     own = graph.recorded is not None and graph.recorded.loss
     head_loss = None

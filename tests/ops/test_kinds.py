@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from staticmem.ops import kinds_of, rules
-from staticmem.ops.registry import SIGNS, Kind
+from staticmem.ops.registry import SIGNS, Kind, one_name
 from staticmem.ops.tags import tagged
 
 torch = pytest.importorskip("torch")
@@ -55,7 +58,7 @@ def test_views_are_those_of_the_schemas() -> None:
     assert {base.removeprefix("aten::") for base in views - tagged("view")} == {
         "_unsafe_view",
         "broadcast_tensors",
-        *("detach_", "squeeze_", "t_", "transpose_", "unsqueeze_"),
+        *("detach_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"),
         *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes"),
     }
     # no other shape: they return what they are given, or a copy of it; `conj` of real numbers
@@ -131,3 +134,69 @@ def test_operators_of_python_run_their_op(sign: str) -> None:
             exec(f"x {sign}= y", values)
     expected = ["aten::mm"] if sign == "@" else [f"aten::{SIGNS[sign]}", f"aten::{SIGNS[sign]}_"]
     assert ran == expected
+
+
+def composite_names() -> set[str]:
+    """ATen ops that call others, those for PyTorch's own use apart."""
+    key = "CompositeImplicitAutograd"
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
+    composite = {
+        name.split(".")[0].removeprefix("aten::")
+        for name in names
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+    }
+    return {name for name in composite if not re.match(r"_(?!_)|.*_backward", name)}
+
+
+def signatures(name: str) -> set[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Types of the arguments and results of an op's overloads, without those of numbers alone and of `out`."""
+    found = set()
+    for overload in getattr(torch.ops.aten, name).overloads():
+        schema = getattr(getattr(torch.ops.aten, name), overload)._schema
+        types = tuple(str(argument.type) for argument in schema.arguments)
+        if any("Tensor" in each for each in types) and not any(each.is_out for each in schema.arguments):
+            found.add((types, tuple(str(result.type) for result in schema.returns)))
+    return found
+
+
+def called_alone(name: str) -> str:
+    """The op that a call of an op is: all that it runs is that one with its own arguments, whatever they are, as
+    PyTorch's profiler sees it, and those that are left out are the same. "" where there is none."""
+    x, image = torch.full((2, 2), 0.5), torch.ones(1, 2, 2, 3)
+    one = [(x,), (x.long(),), (x[0],), (image[0],), ([x, x],), ([x[0], x[0]],)]
+    two = [(x, x), (x.bool(), x.bool()), (x[0], x[0]), (x, x[0].long()), (image, image[:, 0].long())]
+    numbers = [(x, 1), (1, x), (x, [2]), (x.t(), [4]), (x, 0, 1), (x, [1], [0]), (x, 0.1, 0.9)]
+    found: set[str] = set()
+    for args in [*one, *two, *numbers]:
+        with contextlib.suppress(RuntimeError, TypeError, IndexError, ValueError):
+            called(name, *copy.deepcopy(args))
+            with torch.autograd.profiler.profile(record_shapes=True) as profile:
+                result = called(name, *copy.deepcopy(args))
+            outer = next(each for each in profile.function_events if each.name == f"aten::{name}")
+            if [given(inner) for inner in outer.cpu_children] != [given(outer)]:
+                return ""
+            found.add(outer.cpu_children[0].name.removeprefix("aten::"))
+            if len(found) > 1 or repr(called(*found, *copy.deepcopy(args))) != repr(result):
+                return ""
+    return "".join(found)
+
+
+def given(call: Any) -> list[tuple[Any, Any]]:
+    """Sizes of the tensors of a call, and its numbers; a list of one number is that number."""
+    numbers = [each[0] if isinstance(each, list) and len(each) == 1 else each for each in call.concrete_inputs]
+    return list(zip(call.input_shapes, numbers, strict=True))
+
+
+def test_other_names_of_ops_are_those_of_pytorch() -> None:
+    """All that PyTorch has of ops with a rule are known, and no others."""
+    ruled = {base.removeprefix("aten::") for base in bases() if base.startswith("aten::")}
+    known = {name: one_name(f"aten::{name}").removeprefix("aten::") for name in ruled}
+    by_signature = {name: signatures(name) for name in ruled if hasattr(torch.ops.aten, name)}
+    found = {}
+    for name in composite_names():
+        of_name = signatures(name)
+        if any(of_name and of_name <= by_signature[other] for other in by_signature if other != name):
+            op = called_alone(name)
+            if of_name <= by_signature.get(op, set()):
+                found[name] = op
+    assert found == {name: op for name, op in known.items() if op != name}

@@ -393,7 +393,7 @@ def clamp_max(t: Tracer, self: Node, max: Any) -> Node:
     return _only(t, self, max, "clamp_max", "gt", "le")
 
 
-@traced("clamp clip")
+@traced("clamp")
 def clamp(t: Tracer, self: Node, min: Any = None, max: Any = None) -> Node:
     """`clamp_backward`, `clamp_backward_min_max` of FunctionsManual.cpp."""
     if max is None:

@@ -58,7 +58,7 @@ def add_scalar(t: Tracer, self: Any, other: Any, alpha: float = 1) -> Node:
     return _sum(t, "aten::add.Scalar", self, other, alpha, 1)
 
 
-@traced("sub subtract")
+@traced("sub")
 def sub(t: Tracer, self: Any, other: Any, *, alpha: float = 1) -> Node:
     return _sum(t, "aten::sub.Tensor", self, other, alpha, -1)
 
@@ -84,7 +84,7 @@ def _product(t: Tracer, target: str, self: Any, other: Any) -> Node:
     )
 
 
-@traced("mul multiply")
+@traced("mul")
 def mul(t: Tracer, self: Any, other: Any) -> Node:
     return _product(t, "aten::mul.Tensor", self, other)
 
@@ -115,7 +115,7 @@ def _quotient(t: Tracer, target: str, self: Any, other: Any) -> Node:
     return out
 
 
-@traced("div divide true_divide")
+@traced("div")
 def div(t: Tracer, self: Any, other: Any) -> Node:
     return _quotient(t, "aten::div.Tensor", self, other)
 
@@ -125,7 +125,7 @@ def div_scalar(t: Tracer, self: Node, other: Any) -> Node:
     return _quotient(t, "aten::div.Scalar", self, other)
 
 
-@traced("div.Tensor_mode div.Scalar_mode divide.Tensor_mode")
+@traced("div.Tensor_mode div.Scalar_mode")
 def div_mode(t: Tracer, self: Any, other: Any, *, rounding_mode: str | None = None) -> Node:
     """A rounded quotient has the gradient zero."""
     if rounding_mode is None:

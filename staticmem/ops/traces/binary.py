@@ -159,7 +159,7 @@ def lerp(t: Tracer, self: Node, end: Node, weight: Node) -> Node:
     )
 
 
-@traced("atan2 arctan2")
+@traced("atan2")
 def atan2(t: Tracer, self: Node, other: Node) -> Node:
     out = t.pointwise("aten::atan2", self, other)
 

@@ -20,17 +20,15 @@ def boolean(t: Tracer, target: str, *args: Any) -> Node:
     return t.pointwise(target, *args, dtype=dtypes.bool_)
 
 
-def _comparison(name: str, names: str) -> None:
+def _comparison(name: str) -> None:
     def function(t: Tracer, self: Any, other: Any) -> Node:
         return boolean(t, f"aten::{name}.{'Tensor' if isinstance(other, Node) else 'Scalar'}", self, other)
 
-    traced(names)(function)
+    traced(name)(function)
 
 
-for _name, _alias in (
-    ("eq", ""), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"), ("ge", "greater_equal"),
-):  # fmt: skip
-    _comparison(_name, f"{_name} {_alias}".strip())
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    _comparison(_name)
 
 
 def _logical(name: str) -> None:
@@ -41,21 +39,17 @@ for _name in ("logical_and", "logical_or", "logical_xor"):
     _logical(_name)
 
 
-def _bitwise(name: str, names: str) -> None:
+def _bitwise(name: str) -> None:
     def function(t: Tracer, self: Any, other: Any) -> Node:
         if not isinstance(self, Node):
             return t.pointwise(f"aten::{name}.Scalar_Tensor", self, other)
         return t.pointwise(f"aten::{name}.{'Tensor' if isinstance(other, Node) else 'Scalar'}", self, other)
 
-    traced(names)(function)
+    traced(name)(function)
 
 
-for _name, _names in (
-    ("bitwise_and", "bitwise_and __and__"), ("bitwise_or", "bitwise_or __or__"),
-    ("bitwise_xor", "bitwise_xor __xor__"), ("__lshift__", "__lshift__"), ("__rshift__", "__rshift__"),
-    ("bitwise_left_shift", "bitwise_left_shift"), ("bitwise_right_shift", "bitwise_right_shift"),
-):  # fmt: skip
-    _bitwise(_name, _names)
+for _name in "bitwise_and bitwise_or bitwise_xor __lshift__ __rshift__ bitwise_left_shift bitwise_right_shift".split():
+    _bitwise(_name)
 
 
 def chosen(t: Tracer, condition: Node, a: Node, b: Node) -> Node:

@@ -23,7 +23,7 @@ def concatenated(t: Tracer, tensors: Sequence[Node], dim: int) -> Node:
     return t.new("aten::cat", (tuple(tensors), dim), shape, promoted(tensors), strides)
 
 
-@traced("cat concat concatenate")
+@traced("cat")
 def cat(t: Tracer, tensors: Sequence[Node], dim: int = 0) -> Node:
     """Empty tensors do not count, and copies of one tensor are an expanded view of it (`cat` of
     torch/_inductor/decomposition.py). Gradients are slices."""
@@ -159,7 +159,7 @@ def hstack(t: Tracer, tensors: Sequence[Node]) -> Node:
     return cat(t, rows, 0 if rows[0].ndim == 1 else 1)
 
 
-@traced("vstack row_stack")
+@traced("vstack")
 def vstack(t: Tracer, tensors: Sequence[Node]) -> Node:
     return cat(t, [_at_least(t, node, 2) for node in tensors], 0)
 

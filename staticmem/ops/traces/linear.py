@@ -183,7 +183,7 @@ def _add(t: Tracer, self: Node, other: Node) -> Node:
     return out
 
 
-@traced("matmul linalg_matmul", calls="")
+@traced("matmul", calls="")
 def matmul(t: Tracer, self: Node, other: Node) -> Node:
     a, b = self.ndim, other.ndim
     if not a or not b:
@@ -250,6 +250,6 @@ def _batched(t: Tracer, self: Node, other: Node) -> Node:
     return view(t, out, shape)
 
 
-@traced("outer ger")
+@traced("outer")
 def outer(t: Tracer, self: Node, vec2: Node) -> Node:
     return mul(t, view(t, self, (self.shape[0], 1)), vec2)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from staticmem.eager.strides import Form
 from staticmem.ir.graph import Op, Ref
-from staticmem.ops.registry import flop_formula, in_place, rules
+from staticmem.ops.registry import flop_formula, in_place, one_name, rules
 from staticmem.tracing.nodes import Node
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -93,4 +93,4 @@ def untraced() -> list[str]:
     lookup("aten::not_an_op")  # imports all families
     with_trace = {target.split(".", 1)[0] for target in TRACED}
     bases = {rule.target: rule.target.split(".", 1)[0] for rule in rules().values() if rule.state == "ruled"}
-    return sorted(target for target, base in bases.items() if not in_place(base) and base not in with_trace)
+    return sorted(target for target, base in bases.items() if not in_place(base) and one_name(base) not in with_trace)

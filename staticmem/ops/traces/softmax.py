@@ -28,7 +28,7 @@ def _input(t: Tracer, self: Node, dtype: DType | None) -> Node:
     return self
 
 
-@traced("softmax special_softmax")
+@traced("softmax")
 def softmax(t: Tracer, self: Node, dim: int, dtype: DType | None = None) -> Node:
     return softmax_(t, _input(t, self, dtype), dim, False)
 

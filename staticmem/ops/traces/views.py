@@ -65,7 +65,7 @@ def permute(t: Tracer, self: Node, dims: Sequence[int]) -> Node:
     return t.derive(t.permute(self, dims), self, lambda grad: t.permute(grad, back))
 
 
-@traced("transpose swapaxes swapdims")
+@traced("transpose")
 def transpose(t: Tracer, self: Node, dim0: int, dim1: int) -> Node:
     return t.derive(t.transpose(self, dim0, dim1), self, lambda grad: t.transpose(grad, dim0, dim1))
 
@@ -85,7 +85,7 @@ def numpy_t(t: Tracer, self: Node) -> Node:
     return permute(t, self, range(self.ndim)[::-1])
 
 
-@traced("movedim moveaxis")
+@traced("movedim")
 def movedim(t: Tracer, self: Node, source: Sequence[int] | int, destination: Sequence[int] | int) -> Node:
     sources = [self.dim(d) for d in ((source,) if isinstance(source, int) else source)]
     targets = [self.dim(d) for d in ((destination,) if isinstance(destination, int) else destination)]

@@ -15,11 +15,11 @@ from dataclasses import replace
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph, Note, Op, Ref
 from staticmem.ops.inplace_abn import ACTIVATIONS, INPLACE_ABN, RELU
-from staticmem.ops.registry import CONCATENATIONS, LINEARS, kinds_of
+from staticmem.ops.registry import JOINS, LINEARS, kinds_of
 from staticmem.passes.edit import with_ops
 
 # ops that do not save their result and whose result is no view; beside convolutions
-_PRODUCERS = LINEARS | CONCATENATIONS | {"aten::add", "aten::sub"}
+_PRODUCERS = LINEARS | JOINS | {"aten::add", "aten::sub"}
 
 
 def replace_norms(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:

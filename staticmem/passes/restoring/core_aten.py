@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from staticmem.ir.graph import Arg, Op, Ref
+from staticmem.ir.graph import Arg, Graph, Note, Op, Ref
 from staticmem.ir.onnx_graph import Net
-from staticmem.ops import kinds_of
+from staticmem.ops.registry import kinds_of, one_name
 from staticmem.passes.edit import Ops
 
 _PLACEMENT = ("device", "pin_memory", "layout", "non_blocking")
+
+
+def names_once(graph: Graph, source: object = None) -> tuple[Graph, Sequence[Note]]:
+    """The graph with one name for each op that has several."""
+    ops = [op.changed(target=one_name(op.target)) if "alias" in kinds_of(op.base) else op for op in graph.ops]
+    return graph.with_targets(tuple(ops)), ()
 
 
 def promotions(ops: Ops, net: Net) -> None:
@@ -125,7 +131,6 @@ _RULES: dict[str, Callable[[Op], Op]] = {
     "aten::sub": _sub,
     "aten::max_pool2d_with_indices": _max_pool,
     "aten::max_pool3d_with_indices": _max_pool,
-    "aten::bitwise_and": lambda op: replace(op, target=op.target.replace("bitwise_and", "__and__")),
     "aten::minimum": lambda op: replace(op, target="aten::min.other"),
     "aten::maximum": lambda op: replace(op, target="aten::max.other"),
 }

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from staticmem.ir.graph import Arg, Graph, Note, Op, Ref, Value
 from staticmem.ir.onnx_graph import Net
-from staticmem.ops.registry import CONCATENATIONS, kinds_of
+from staticmem.ops.registry import kinds_of
 from staticmem.passes.edit import Ops
 from staticmem.passes.restoring.templates import Finder, Match, Named, Piece, Template, regrouped
 
@@ -57,7 +57,7 @@ def _without_parts(ops: Sequence[Op], graph: Graph, net: Net) -> list[Op]:
     weights = {name for op in ops for name in op.refs() if name not in results} - set(net.inputs)
     rearranged: set[int] = set()
     for index, op in enumerate(ops):
-        if ("view" in kinds_of(op.base) or op.base in CONCATENATIONS) and weights.issuperset(op.refs()):
+        if ("view" in kinds_of(op.base) or op.base == "aten::cat") and weights.issuperset(op.refs()):
             rearranged.add(index)
             weights.update(op.outputs)
     needed, kept = set(graph.outputs), []

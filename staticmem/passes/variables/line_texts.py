@@ -6,7 +6,7 @@ import ast
 import re
 from functools import lru_cache
 
-from staticmem.ops.registry import SIGNS
+from staticmem.ops.registry import SIGNS, one_name
 
 _NAMES = r"[A-Za-z_][\w.]*(?:\s*,\s*\*?[A-Za-z_][\w.]*)*"
 ASSIGN = re.compile(rf"^\(?\s*({_NAMES})\s*,?\s*\)?\s*(?::[^=]+)?(?:[-+*/@|&]|//)?=(?!=)")
@@ -191,7 +191,8 @@ def _names_of_ops(text: str) -> tuple[str, ...]:
         if isinstance(node, ast.BinOp):
             names.append(_name_of(node.op))
         elif isinstance(node, ast.Call):
-            names.append(node.func.attr.rstrip("_") if isinstance(node.func, ast.Attribute) else "")
+            called = node.func.attr.rstrip("_") if isinstance(node.func, ast.Attribute) else ""
+            names.append(one_name(f"aten::{called}").removeprefix("aten::"))
         elif node is value:
             names.append("")
     return tuple(names)

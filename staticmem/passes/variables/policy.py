@@ -34,11 +34,11 @@ from dataclasses import dataclass, field
 
 from staticmem.ir.graph import Frame, Graph, Op, Ref, bases_of
 from staticmem.ir.stacks import Stack, common_depth
-from staticmem.ops.registry import CONCATENATIONS, FREE_PRODUCTS, JOINS, RING_ATTENTION, kinds_of
+from staticmem.ops.registry import FREE_PRODUCTS, JOINS, RING_ATTENTION, kinds_of
 
 POLICIES = ("expected", "last-use", "most")
 _PRODUCTS = FREE_PRODUCTS | {"aten::scaled_dot_product_attention", RING_ATTENTION}
-_NAMED_FOR_CHILDREN = CONCATENATIONS | {"aten::matmul"}  # rule 2
+_NAMED_FOR_CHILDREN = ("aten::cat", "aten::matmul")  # rule 2
 _MOST_WRITTEN_WITHIN = 2  # parts: more are likelier to be a list that a loop has filled
 _PAIRS = frozenset(("aten::add", "aten::mul"))
 _TOTALS = frozenset(("aten::add", "aten::add_"))

@@ -48,7 +48,7 @@ from staticmem.passes.variables.line_texts import (
 from staticmem.passes.variables.policy import Attribute, attention_weights
 
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
-_JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
+_JOINED = re.compile(r"(?:(?<![\w.])|\btorch\.)(?:cat|concat(?:enate)?|stack)\(\s*([A-Za-z_]\w*)\s*[,)]")
 _ADDED = re.compile(r"(?<![\w.])sum\(\s*([A-Za-z_]\w*)\s*\)")  # Python's own: an `add` for each value of the list
 _ARGUMENTS = re.compile(r"\(([^()]*)\)\s*(?:#.*)?$")
 _SUMS = ("aten::add", "aten::add_")
@@ -469,7 +469,7 @@ class Execution:
 
 
 _LISTS = re.compile(
-    r"\b(?:cat|concat|stack|sum|tuple|list)\(\s*([A-Za-z_]\w*)\s*[,)]|\b([A-Za-z_]\w*)\[-\d|\b(\w+)\.pop\("
+    r"\b(?:cat|concat(?:enate)?|stack|sum|tuple|list)\(\s*([A-Za-z_]\w*)\s*[,)]|\b([A-Za-z_]\w*)\[-\d|\b(\w+)\.pop\("
 )
 
 

@@ -24,13 +24,13 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Graph, Op, Ref, Value
 from staticmem.ir.record import record
 from staticmem.ops import parameters
-from staticmem.ops.registry import CONCATENATIONS, FREE_PRODUCTS, RESHAPES, kinds_of
+from staticmem.ops.registry import FREE_PRODUCTS, RESHAPES, kinds_of
 from staticmem.ops.tags import tagged
 from staticmem.passes.affine import Affine, Knowledge, Mask
 
 _PRODUCT = "aten::matmul"
 _VIEWS = ("aten::slice", "aten::unsqueeze")  # that `Lengths.over_scores` knows at other lengths, as it does reshapes
-_OVER_KEYS = ("aten::amax", *CONCATENATIONS)  # of scores: what a softmax subtracts, and a column of sinks
+_OVER_KEYS = ("aten::amax", "aten::cat")  # of scores: what a softmax subtracts, and a column of sinks
 
 
 @record(frozen=True)
