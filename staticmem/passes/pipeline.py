@@ -15,21 +15,35 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from operator import is_, is_not
+from operator import attrgetter, is_, is_not
 from typing import TYPE_CHECKING, Any
 
 from staticmem.frontends import decode
 from staticmem.ir import dtypes
-from staticmem.ir.graph import Edit, Graph, Note, with_other_call
+from staticmem.ir.graph import Edit, Graph, Note, Parameter, with_other_call
 from staticmem.ir.model_file import Binding, ModelFile
 from staticmem.ir.record import record
 from staticmem.ops import kinds_of
 from staticmem.ops.registry import Kind
-from staticmem.passes.asked import Asked, AskedLora
 from staticmem.scenario.losses import HEAD_LOSSES
 
 if TYPE_CHECKING:
+    from staticmem.ir.dtypes import DType
+    from staticmem.scenario.adapters import Lora, Quantized
     from staticmem.scenario.step import Scenario
+
+
+@record(frozen=True, slots=True)
+class Preparation:
+    """What a graph is prepared for: the scenario, with two facts of the graph before its passes: the parameters in the
+    order of `Module.named_parameters()`, and the sizes of the first output where the graph has none."""
+
+    scenario: Scenario
+    parameters: tuple[Parameter, ...] = ()
+    logits: tuple[int, ...] | None = None
+
+
+_INPLACE_POLICY = attrgetter("scenario.inplace_activations")
 
 
 @record(frozen=True, slots=True)
@@ -45,8 +59,9 @@ class Pass:
         bases: the op bases of which the graph needs at least one, with spaces between; empty: any graph may have work.
         kinds: the kinds of ops (`ops.registry.Kind`) of which the graph needs at least one.
         classes: beginnings of module classes, of which the graph needs at least one where it has classes.
-        option: the field of `Asked` that turns the pass on, unless it is False or None, and with spaces between those
-            that its result depends on besides: others have their defaults for it. Empty: the pass always runs.
+        option: the options of the scenario that the function is given, which alone its result may depend on. Where
+            they are False or None the pass does not run. None: the pass always runs.
+        fact: the fact of the graph that the function is given besides.
         ensures: what later passes and stages may rely on.
         needed: no graph can do without the edit; those that a request asks for are needed too (`may_be_left_out`).
     """
@@ -56,7 +71,8 @@ class Pass:
     source: str
     function: str
     bases: str = ""
-    option: str = ""
+    option: Callable[[Preparation], object] | None = None
+    fact: Callable[[Preparation], object] | None = None
     ensures: str = ""
     classes: tuple[str, ...] = ()
     kinds: tuple[Kind, ...] = ()
@@ -65,28 +81,20 @@ class Pass:
     @property
     def may_be_left_out(self) -> bool:
         """Whether the pass only restores what an export lost: a graph without it is still the graph that was given."""
-        return not self.needed and self.option in ("", "inplace")
+        return not self.needed and self.option in (None, _INPLACE_POLICY)
 
-    def has_work(self, graph: Graph, context: object) -> bool:
-        """Whether the context asks for the edit and the graph has an op that it is about."""
-        if self.option and getattr(context, self.option.split()[0]) in (False, None):
-            return False
+    def has_work(self, graph: Graph) -> bool:
+        """Whether the graph has an op that the edit is about."""
         if self.bases and graph.bases.isdisjoint(self.bases.split()):
             return False
         if self.kinds and not any(kinds_of(base).intersection(self.kinds) for base in graph.bases):
             return False
         return not self.classes or any(cls.startswith(self.classes) or not cls for cls in graph.classes)
 
-    def part_of(self, asked: Asked) -> Asked:
-        """What the pass may read of a request, which is what names the version that it makes of a graph (`run`)."""
-        return Asked(
-            parameters=asked.parameters, logits=asked.logits, **{k: getattr(asked, k) for k in self.option.split()}
-        )
-
-    def edit(self, graph: Graph, context: object) -> Graph:
+    def edit(self, graph: Graph, given: Sequence[object]) -> Graph:
         """The edited graph, with its notes and the record of the edit."""
         module, _, name = self.function.partition(":")
-        changed, notes = self.call(getattr(import_module(f"staticmem.passes.{module}"), name), graph, context)
+        changed, notes = self.call(getattr(import_module(f"staticmem.passes.{module}"), name), graph, *given)
         if changed is graph and not notes:
             return graph
         before, after = graph.ops, changed.ops
@@ -96,9 +104,9 @@ class Pass:
             new = len({*map(id, after)}.difference(map(id, before)))
         return changed.with_edit(Edit(self.name, len(before), len(after), new, tuple(notes)))
 
-    def call(self, function: Any, graph: Graph, context: Any) -> tuple[Graph, Sequence[Note]]:
+    def call(self, function: Any, graph: Graph, *context: Any) -> tuple[Graph, Sequence[Note]]:
         """What the function makes of the graph."""
-        edited: tuple[Graph, Sequence[Note]] = function(graph, context)
+        edited: tuple[Graph, Sequence[Note]] = function(graph, *context)
         return edited
 
 
@@ -106,11 +114,12 @@ class Pass:
 class Rewrite(Pass):
     """A pass over a graph from ONNX whose function takes an `edit.Ops` and the net, and gives notes or None."""
 
-    def call(self, function: Any, graph: Graph, context: Any) -> tuple[Graph, Sequence[Note]]:
+    def call(self, function: Any, graph: Graph, *context: Any) -> tuple[Graph, Sequence[Note]]:
         from staticmem.passes.edit import Ops
 
         edited = Ops(graph.ops, graph.outputs)
-        notes = function(edited, context.net) or ()
+        (source,) = context
+        notes = function(edited, source.net) or ()
         ops = edited.done()
         if len(ops) == len(graph.ops) and all(map(is_, ops, graph.ops)):
             return graph, notes
@@ -364,48 +373,86 @@ IN_PLACE = (
         "products with sigmoid",
         "x * sigmoid(x) and x * tanh(softplus(x)) of the code, which have the nodes of silu and mish",
         "torch/onnx/_internal/torchscript_exporter/symbolic_opset9.py, silu",
-        "restoring.inplace:take_apart", "aten::silu aten::mish", "inplace",
+        "restoring.inplace:take_apart", "aten::silu aten::mish", _INPLACE_POLICY,
     ),
     Pass(
         "in place",
         "activations and residual adds that ran in place: exports to ONNX make every op out of place",
         "the sources of torchvision, timm and transformers, and the source lines in the file",
-        "restoring.inplace:run_in_place", option="inplace",
+        "restoring.inplace:run_in_place", option=_INPLACE_POLICY,
         ensures="a target that ends with an underscore writes into its first argument",
     ),
 )  # fmt: skip
+
+_TRAINING = attrgetter("scenario.training")
+
+
+def _is_inference(preparation: Preparation) -> bool:
+    return not preparation.scenario.training
+
+
+def _cast_of_model(preparation: Preparation) -> DType | None:
+    """The 16-bit type that the whole model is cast to."""
+    dtype = preparation.scenario.dtype
+    return dtype if dtype in dtypes.HALVES else None
+
+
+def _frozen_names(preparation: Preparation) -> str | None:
+    return preparation.scenario.freeze if preparation.scenario.training else None
+
+
+def _quantized_weights(preparation: Preparation) -> tuple[Quantized, bool] | None:
+    """The weights, and whether the step trains."""
+    scenario = preparation.scenario
+    return None if scenario.quantize is None else (scenario.quantize, scenario.training)
+
+
+def _adapters(preparation: Preparation) -> tuple[Lora, DType | None, DType | None, bool] | None:
+    """Adapters, the types of autocast and of the whole model where they are given, and whether dropout is on."""
+    scenario = preparation.scenario
+    return None if scenario.lora is None else (scenario.lora, scenario.amp, scenario.dtype, scenario.training)
+
+
+def _head_loss(preparation: Preparation) -> tuple[str, int | None] | None:
+    """A loss that stands in the graph, and the labels of a target of `ctc`."""
+    scenario = preparation.scenario
+    if not scenario.training or scenario.loss not in HEAD_LOSSES:
+        return None
+    return scenario.loss, scenario.target_length
+
 
 STEP = (
     Pass(
         "code of training alone",
         "the graph of inference, without lines that run in training alone: `... if self.training else None`",
         "torch/nn/modules/module.py, Module.train",
-        "requested.training_code:drop_training_code", option="inference",
+        "requested.training_code:drop_training_code", option=_is_inference,
     ),
     *IN_PLACE,
     Pass(
         "unfolded batch norms",
         "batch norms that an export in inference mode folded into convolutions",
         "torch/nn/utils/fusion.py, fuse_conv_bn_eval",
-        "restoring.batch_norms:unfold_batch_norms", option="unfold_batchnorm", kinds=("convolution",),
+        "restoring.batch_norms:unfold_batch_norms", option=attrgetter("scenario.unfold_batchnorm"),
+        kinds=("convolution",),
     ),
     Pass(
         "batch norms in training",
         "the training form of batch norms that were exported in eval mode",
         "torch/nn/modules/module.py, Module.train",
-        "restoring.batch_norms:train_batch_norm", "aten::batch_norm", "training",
+        "restoring.batch_norms:train_batch_norm", "aten::batch_norm", _TRAINING,
     ),
     Pass(
         "batch norms in place",
         "nothing that the file lost: batch norms with their activation as InPlaceABN, which overwrites its input",
         "mapillary/inplace_abn, inplace_abn/functions.py",
-        "requested.inplace_abn:replace_norms", option="inplace_abn",
+        "requested.inplace_abn:replace_norms", option=attrgetter("scenario.inplace_abn"),
     ),
     Pass(
         "custom functions",
         "nothing: it names custom autograd functions, of whose backward the file says nothing",
         "torch/autograd/function.py, Function.apply",
-        "restoring.evidence:name_custom_functions", option="training",
+        "restoring.evidence:name_custom_functions", option=_TRAINING,
     ),
     Pass(
         "tied parameters",
@@ -431,7 +478,7 @@ STEP = (
         "dtypes of lines",
         "which of the casts to float32 the code names, and which have the dtype of a tensor: an export has resolved it",
         "source lines of stack traces",
-        "restoring.upcasts:dtypes_of_lines", kinds=("cast", "factory"), option="cast",
+        "restoring.upcasts:dtypes_of_lines", kinds=("cast", "factory"), option=_cast_of_model,
     ),
     Pass(
         "noise of stochastic depth",
@@ -443,43 +490,43 @@ STEP = (
         "trained parameters",
         "requires_grad of a file that was exported for inference, in which no parameter has it",
         "torch/nn/modules/module.py, Module.requires_grad_",
-        "requested.parameters:thaw", option="training",
+        "requested.parameters:thaw", option=_TRAINING,
     ),
     Pass(
         "frozen parameters",
         "requires_grad False of the parameters whose names match --freeze",
         "torch/nn/modules/module.py, Module.named_parameters",
-        "requested.parameters:freeze", option="freeze",
+        "requested.parameters:freeze", option=_frozen_names, fact=attrgetter("parameters"),
     ),
     Pass(
         "quantised weights",
         "weights of linear layers in few bits, with their statistics, as bitsandbytes holds them",
         "transformers/integrations/bitsandbytes.py, replace_with_bnb_linear",
-        "requested.quantized_weights:quantize", option="quantize training",
+        "requested.quantized_weights:quantize", option=_quantized_weights,
     ),
     Pass(
         "adapters",
         "low-rank adapters of --lora beside layers, and everything else frozen",
         "peft/tuners/lora/layer.py, Linear.forward",
-        "requested.adapters:insert", option="lora",
+        "requested.adapters:insert", option=_adapters,
     ),
     Pass(
         "expert parallelism",
         "nothing that the file lost: experts of one rank of several, with the exchange of tokens between them",
         "torchtitan/models/common/token_dispatcher.py, AllToAllTokenDispatcher",
-        "requested.expert_parallel:split_experts", option="experts",
+        "requested.expert_parallel:split_experts", option=attrgetter("scenario.experts"),
     ),
     Pass(
         "context parallelism",
         "nothing that the file lost: attention of one rank of several, which have a part of the sequence each",
         "torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention",
-        "requested.context_parallel:split_sequence", option="context",
+        "requested.context_parallel:split_sequence", option=attrgetter("scenario.context"),
     ),
     Pass(
         "loss of the last linear layer",
         "nothing that the file lost: it adds the loss of --loss, in which the last linear layer may run",
         "transformers/loss/loss_utils.py, torchtune/modules/loss, liger_kernel/ops/fused_linear_cross_entropy.py",
-        "requested.head_losses:end_with_loss", option="head_loss",
+        "requested.head_losses:end_with_loss", option=_head_loss, fact=attrgetter("logits"),
         ensures="the first output is the loss",
     ),
 )  # fmt: skip
@@ -501,18 +548,19 @@ whose type another tensor decides."""
 def run(passes: Iterable[Pass], graph: Graph, context: object) -> Graph:
     """The graph after all passes that have work, in order.
 
-    Versions for what a request asks (`Asked`) are kept with the graph that they were made of (`Graph.version`), by what
-    each pass was given of it, so that studies of one file share the passes that their requests have in common.
+    Versions for a step are kept with the graph that they were made of (`Graph.version`), by the options that each pass
+    was given, so that studies of one file share the passes that their requests have in common.
     """
     for each in passes:
-        if each.name in graph.without or not each.has_work(graph, context):
+        if each.name in graph.without:
             continue
-        if isinstance(context, Asked):
-            given = each.part_of(context)
-            values = ", ".join([str(getattr(given, option)) for option in each.option.split()])
-            graph = graph.version(f"{each.name}: {values}", partial(each.edit, context=given))
-        else:
-            graph = each.edit(graph, context)
+        if not isinstance(context, Preparation):
+            graph = each.edit(graph, (context,)) if each.has_work(graph) else graph
+            continue
+        given = each.option(context) if each.option is not None else True
+        if given not in (False, None) and each.has_work(graph):
+            facts = () if each.fact is None else (each.fact(context),)
+            graph = graph.version(f"{each.name}: {given}", partial(each.edit, given=(given, *facts)))
     return graph
 
 
@@ -608,36 +656,19 @@ def edit_lines(graph: Graph) -> list[str]:
 def for_step(
     graph: Graph,
     scenario: Scenario,
-    inplace: str = "none",
-    unfold_batchnorm: bool = False,
     passes: Iterable[Pass] = STEP,
     logits: tuple[int, ...] | None = None,
 ) -> Graph:
-    """The graph that a step of the scenario runs. `inplace` is the policy for activations where the file does not say
-    what ran in place; `logits` are sizes of the first output, which a loss of the last layer needs."""
+    """The graph that a step of the scenario runs. `logits` are sizes of the first output, which a loss of the last
+    layer needs."""
     training = scenario.training
     if graph.programs is not None:
         programs, amp, dtype = graph.programs, scenario.amp, scenario.dtype
         graph = graph.version(f"program {training} {amp} {dtype}", lambda _: programs.of(training, amp, dtype))
         passes = RECORDED if passes is STEP else (_NAMES,)
-    freeze = scenario.freeze if training else None
-    own = graph.recorded is not None and graph.recorded.loss
-    head_loss = None
-    if training and scenario.loss in HEAD_LOSSES and not own:
-        head_loss = scenario.loss, scenario.target_length
-    lora = None
-    if scenario.lora is not None:
-        lora = AskedLora(scenario.lora, scenario.amp, scenario.dtype, training)
-    asked = Asked(
-        training, inplace, unfold_batchnorm, freeze, graph.parameters, not training, head_loss, logits, lora,
-        scenario.quantize, scenario.inplace_abn, scenario.experts, scenario.context,
-        scenario.dtype if scenario.dtype in dtypes.HALVES else None,
-    )  # fmt: skip
-    graph = run(passes, graph, asked)
+    preparation = Preparation(scenario, graph.parameters, logits)
+    graph = run(passes, graph, preparation)
     if graph.recorded is None or graph.recorded.other_call is None:
         return graph
-    other = run(passes, graph.recorded.other_call, asked)
+    other = run(passes, graph.recorded.other_call, preparation)
     return graph.version(f"other call {id(other)}", lambda call: with_other_call(call, other))
-
-
-__all__ = ["DECODER", "IN_PLACE", "STEP", "Pass", "bind", "edit_lines", "for_step", "passes_to_leave_out", "run"]

@@ -210,7 +210,8 @@ class LiveBand:
         bound = pipeline.bind(self.model, self.binding)
 
         def unfolded() -> Step:
-            graph = pipeline.for_step(bound, self.scenario, "least", True, pipeline.STEP)
+            scenario = replace(self.scenario, inplace_activations="least", unfold_batchnorm=True)
+            graph = pipeline.for_step(bound, scenario, pipeline.STEP)
             return step_of(self.model, graph, self.scenario, "expected")
 
         step = self._evaluated("batch norms that the export may have folded", unfolded)
@@ -297,4 +298,4 @@ class LiveBand:
         return lowest or self.graph, highest or self.graph
 
     def _after_passes(self, bound: Graph, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
-        return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes)
+        return pipeline.for_step(bound, replace(self.scenario, inplace_activations=inplace), passes)

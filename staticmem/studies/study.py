@@ -107,7 +107,9 @@ class Study:
     def _scenario(self) -> tuple[Scenario, list[Note]]:
         """The scenario as asked, with the loss that its model has."""
         scenario, notes = self._asked
-        by_itself = scenario.loss == AUTO and scenario.training and self._has_causal_loss()
+        # the code of such a model computes `ForCausalLMLoss` from labels, as every trainer has it do
+        has_causal_loss = getattr(self.model, "loss_function", "") == "ForCausalLM"
+        by_itself = scenario.loss == AUTO and scenario.training and has_causal_loss
         if scenario.loss != OF_TRANSFORMERS and not by_itself:
             return scenario, notes
         loss, text = self._loss_of_transformers() if scenario.training else (AUTO, "")
@@ -116,10 +118,6 @@ class Study:
     @cached_property
     def _asked(self) -> tuple[Scenario, list[Note]]:
         return self.request.scenario()
-
-    def _has_causal_loss(self) -> bool:
-        """Whether the code of the model computes `ForCausalLMLoss` from labels, as every trainer has it do."""
-        return bool(getattr(self.model, "loss_function", "") == "ForCausalLM")
 
     def _loss_of_transformers(self) -> tuple[str, str]:
         """The loss that a model of transformers computes from labels, and what the report says of it.
@@ -194,7 +192,7 @@ class Study:
     def _after_passes(self, bound: Graph, inplace: str, passes: Iterable[Pass] = pipeline.STEP) -> Graph:
         """The bound graph after passes. `inplace`: the policy where the file does not say what ran in place."""
         logits = self._logits(bound)
-        return pipeline.for_step(bound, self.scenario, inplace, self.request.unfold_batchnorm, passes, logits)
+        return pipeline.for_step(bound, replace(self.scenario, inplace_activations=inplace), passes, logits)
 
     def _logits(self, bound: Graph) -> tuple[int, ...] | None:
         """Sizes of the first output of a recording, for a loss that runs the last linear layer."""
@@ -211,7 +209,7 @@ class Study:
             return recorded.output_shapes[bound.outputs[0]]
         if bound.programs is None:
             return value.shape if value is not None else None
-        plain = Scenario(torch=self._asked[0].torch)
+        plain = Scenario(torch=self._asked[0].torch, inplace_activations="none")
         shapes = run_step(pipeline.for_step(bound, plain), plain).output_shapes
         return shapes[0] if shapes else None
 

@@ -100,9 +100,9 @@ def test_an_end_that_does_not_evaluate_is_left_out(
     right = analyzed(tmp_path, "LeakyRelu")
     whole = pipeline.for_step
 
-    def broken(graph: Graph, scenario: Any, inplace: str = "none", *others: Any) -> Graph:
-        made = whole(graph, scenario, inplace, *others)
-        if inplace != policy or pipeline.IN_PLACE in others:
+    def broken(graph: Graph, scenario: Any, *others: Any) -> Graph:
+        made = whole(graph, scenario, *others)
+        if scenario.inplace_activations != policy or pipeline.IN_PLACE in others:
             return made
         return replace(made, ops=(*made.ops[:lost], *made.ops[lost + 1 :]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +11,18 @@ from staticmem.engine import step
 from staticmem.engine.step import StepResult
 from staticmem.ir.graph import Graph, Op, Value
 from staticmem.ir.onnx_graph import Net, Node
-from staticmem.passes.asked import Asked
-from staticmem.passes.pipeline import FX_TEXTS, IN_PLACE, STEP, Pass, for_step, run
+from staticmem.passes.pipeline import FX_TEXTS, IN_PLACE, STEP, Pass, Preparation, for_step, run
 from staticmem.scenario.step import Scenario
+
+
+def prepared(graph: Graph, scenario: Scenario) -> Graph:
+    """The graph after passes, with nothing in place that it does not say itself."""
+    return for_step(graph, replace(scenario, inplace_activations="none"))
 
 
 def run_step(graph: Graph, scenario: Scenario, policy: str = "expected") -> StepResult:
     """The step over the graph that the passes prepare for it."""
-    return step.run_step(for_step(graph, scenario), scenario, policy)
+    return step.run_step(prepared(graph, scenario), scenario, policy)
 
 
 EXPORTED_ONLY = (
@@ -31,12 +36,16 @@ EXPORTED_ONLY = (
 
 def clean(graph: Graph, training: bool = True) -> Graph:
     """The graph without what only an export has."""
-    return run([one for one in STEP if one.name in EXPORTED_ONLY], graph, Asked(training))
+    return run(
+        [one for one in STEP if one.name in EXPORTED_ONLY],
+        graph,
+        Preparation(Scenario(mode="train" if training else "infer")),
+    )
 
 
 def in_place(graph: Graph, policy: str = "auto") -> Graph:
     """The graph with the activations in place that the policy takes to be."""
-    return run(IN_PLACE, graph, Asked(inplace=policy))
+    return run(IN_PLACE, graph, Preparation(Scenario(inplace_activations=policy)))
 
 
 TAKEN_APART = ("exponential noise", "losses", "recurrent cells", "statistics")
@@ -61,9 +70,9 @@ def restored(
     return run([one for one in passes if one.name in names], graph, SimpleNamespace(net=net))
 
 
-def only(name: str, graph: Graph, asked: Asked) -> Graph:
+def only(name: str, graph: Graph, scenario: Scenario) -> Graph:
     """The graph after one pass of this name."""
-    return run([one for one in STEP if one.name == name], graph, asked)
+    return run([one for one in STEP if one.name == name], graph, Preparation(scenario))
 
 
-__all__ = ["clean", "in_place", "only", "restored", "run_step"]
+__all__ = ["clean", "in_place", "only", "prepared", "restored", "run_step"]

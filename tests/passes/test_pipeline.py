@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ from small_graphs import Builder
 
 import staticmem
 from staticmem.ir.graph import Graph, Note, Ref
-from staticmem.passes.asked import Asked
-from staticmem.passes.pipeline import STEP, Pass, edit_lines, for_step, run
+from staticmem.passes.pipeline import STEP, Pass, Preparation, edit_lines, for_step, run
 from staticmem.passes.requested import training_code
 from staticmem.scenario.step import Scenario
 from staticmem.studies import Study, request_of
@@ -31,7 +31,6 @@ def test_every_pass_has_its_function_and_says_why(one: Pass) -> None:
     assert callable(getattr(import_module(f"staticmem.passes.{module}"), name))
     assert one.restores
     assert one.source
-    assert set(one.option.split()) <= set(Asked.__slots__)
 
 
 def test_names_are_different() -> None:
@@ -40,9 +39,9 @@ def test_names_are_different() -> None:
 
 def test_a_pass_without_work_is_not_imported() -> None:
     absent = Pass("absent", "-", "-", "no_such_module:function", "aten::lstm")
-    off = Pass("off", "-", "-", "no_such_module:function", option="training")
+    off = Pass("off", "-", "-", "no_such_module:function", option=attrgetter("scenario.training"))
     before = graph()
-    assert run([absent, off], before, Asked()) is before
+    assert run([absent, off], before, Preparation(Scenario())) is before
 
 
 def test_edits_are_recorded_with_their_notes() -> None:
@@ -58,17 +57,23 @@ def test_edits_are_recorded_with_their_notes() -> None:
 
 def test_a_pass_is_given_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """What else it read would not be in the name of the version, which the next study would take."""
-    given: list[Asked] = []
+    given: list[object] = []
 
-    def function(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+    def function(graph: Graph, asked: object) -> tuple[Graph, Sequence[Note]]:
         given.append(asked)
         return graph, ()
 
     monkeypatch.setattr(training_code, "drop_training_code", function)
-    one = Pass("one", "-", "-", "requested.training_code:drop_training_code", option="freeze training")
-    for asked in (Asked(True, "all", freeze="conv"), Asked(False, "all", freeze="conv"), Asked(True, freeze="conv")):
-        run([one], graph(), asked)
-    assert given == [Asked(True, freeze="conv"), Asked(False, freeze="conv"), Asked(True, freeze="conv")]
+    one = Pass(
+        "one",
+        "-",
+        "-",
+        "requested.training_code:drop_training_code",
+        option=attrgetter("scenario.freeze", "scenario.mode"),
+    )
+    for scenario in (Scenario(mode="train", freeze="conv", accumulate=2), Scenario(freeze="conv")):
+        run([one], graph(), Preparation(scenario))
+    assert given == [("conv", "train"), ("conv", "infer")]
 
 
 def test_a_study_of_inference_after_one_of_training() -> None:

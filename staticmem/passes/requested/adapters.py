@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from staticmem.errors import UsageError, did_you_mean
 from staticmem.ir import dtypes
+from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import REQUIRES_GRAD, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
 from staticmem.ir.module_spans import calls_of
 from staticmem.passes.edit import names_of, unused_name, with_ops
@@ -36,9 +36,8 @@ from staticmem.passes.requested.layers import (
 )
 from staticmem.scenario.adapters import ALL_LINEAR, Lora
 
-if TYPE_CHECKING:
-    from staticmem.passes.asked import Asked, AskedLora
-
+# adapters, the types of autocast and of the whole model where they are given, and whether dropout is on
+AskedLora = tuple[Lora, DType | None, DType | None, bool]
 _ATTENTION_CLASS = "torch.nn.modules.activation.MultiheadAttention"
 _LINEAR_CLASS, _DROPOUT_CLASS = "torch.nn.modules.linear.Linear", "torch.nn.modules.dropout.Dropout"
 _DORA_CLASS = "peft.tuners.lora.dora.DoraLinearLayer"
@@ -50,21 +49,20 @@ _CLASSES = {
 _NAME = "default"  # of the adapter, where the code gives none
 
 
-def insert(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+def insert(graph: Graph, asked: AskedLora) -> tuple[Graph, Sequence[Note]]:
     """The graph with adapters, everything else frozen.
 
     Raises:
         UsageError: no layer is named, or the file has no modules.
     """
-    assert asked.lora is not None
-    lora = asked.lora.lora
+    lora = asked[0]
     layers = layers_of(graph)
     if not any(op.modules for op in graph.ops):
         raise without_modules("--lora")
     chosen = _targets(graph, layers, lora)
     if lora.dora:
         _check_dora(chosen)
-    adapters = _Adapters(graph, asked.lora)
+    adapters = _Adapters(graph, asked)
     stretches: list[list[Op]] = [[op] for op in graph.ops]
     for layer in chosen:
         adapters.beside(layer, stretches)
@@ -204,7 +202,8 @@ class _Adapters:
     """Adapters of a graph. `added` has the parameters to place behind that of each layer."""
 
     def __init__(self, graph: Graph, asked: AskedLora) -> None:
-        self.graph, self.asked, self.lora, self.names = graph, asked, asked.lora, names_of(graph)
+        self.graph, self.names = graph, names_of(graph)
+        self.lora, self.amp, self.dtype, self.training = asked
         self.added: dict[str, list[Parameter]] = {}
         self.variables: dict[str, str] = {}
         self.ends: dict[str, str] = {}  # views and their bases within layers: the sum has a storage of its own
@@ -235,7 +234,7 @@ class _Adapters:
         new = _Code(product, layer, self.names)
         quantized, autocast = (
             layer.kind in (QUANTIZED_4, QUANTIZED_8),
-            self.asked.amp is not None and product.amp is True,
+            self.amp is not None and product.amp is True,
         )
         if layer.kind == QUANTIZED_4:  # "we need to defensively clone here"
             result = new.call("aten::clone", "clone", around, Ref(result))
@@ -260,7 +259,7 @@ class _Adapters:
                 named.add(scaled)
         total = new.call("aten::add.Tensor", "sum", around, Ref(result), Ref(scaled))
         if self.lora.dora and autocast:  # magnitudes are in their own type: so is the sum
-            total = new.call("aten::to.dtype", "result", around, Ref(total), self.asked.amp)
+            total = new.call("aten::to.dtype", "result", around, Ref(total), self.amp)
         elif not quantized and not autocast:  # in the type of the result, which is that of the weight
             total = new.call("aten::type_as", "result", around, Ref(total), Ref(layer.weight.value.name))
         new.finish(total, layer.output)
@@ -292,7 +291,7 @@ class _Adapters:
         norm = call("detach", "norm", Ref(norm))
         factor = call("view", "factor", Ref(call("div.Tensor", "factor", Ref(magnitude), Ref(norm))), (1, -1))
         product, base = new.product(within, x, *pair), result
-        if self.lora.dropout and self.asked.training:  # the base's product once more, of what dropout has left
+        if self.lora.dropout and self.training:  # the base's product once more, of what dropout has left
             of_base = turned(weight)
             if layer.kind == CONV1D and self._is_parameter(layer.weight):
                 # peft/utils/other.py, `transpose`: a parameter's transpose is a parameter again, which is trained
@@ -311,7 +310,7 @@ class _Adapters:
     def _is_parameter(self, weight: Parameter) -> bool:
         """Whether `weight.to(x.dtype)` is the weight itself: the input has been cast to the type of A."""
         dtype = self.lora.fixed_dtype
-        return dtype in (None, self.asked.dtype or weight.value.dtype)
+        return dtype in (None, self.dtype or weight.value.dtype)
 
     def _beside_embedding(self, layer: Layer, lookup: Op, around: tuple[Frame, ...], result: str) -> list[Op]:
         rows, length = layer.features

@@ -13,26 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from staticmem.errors import UsageError
 from staticmem.ir.graph import NO_KWARGS, Graph, Note, Op
 from staticmem.ops.registry import RING_ATTENTION, argument
-
-if TYPE_CHECKING:
-    from staticmem.passes.asked import Asked
+from staticmem.scenario.strategies import ContextShare
 
 ATTENTION = "aten::scaled_dot_product_attention"
 
 
-def split_sequence(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+def split_sequence(graph: Graph, share: ContextShare) -> tuple[Graph, Sequence[Note]]:
     """The graph of a rank.
 
     Raises:
         UsageError: there is no attention that PyTorch divides, or some that it does not.
     """
-    share = asked.context
-    assert share is not None
     if ATTENTION not in graph.bases:
         raise _refused(
             "It has no scaled_dot_product_attention, which PyTorch replaces; attention that is written out in other "

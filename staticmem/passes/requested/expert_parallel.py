@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from staticmem.errors import UsageError
 from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Note, Op, Parameter, Ref
@@ -24,9 +23,6 @@ from staticmem.ops import kinds_of
 from staticmem.passes.edit import names_of, unused_name, with_named_ops
 from staticmem.passes.restoring.experts import FALLBACK, GROUPED
 from staticmem.scenario.strategies import ExpertShare
-
-if TYPE_CHECKING:
-    from staticmem.passes.asked import Asked
 
 _PRODUCTS = (GROUPED, FALLBACK)
 _GATHERS = ("aten::index", "aten::index_select")
@@ -44,14 +40,12 @@ class _Layer:
     choices: int  # experts a token
 
 
-def split_experts(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+def split_experts(graph: Graph, share: ExpertShare) -> tuple[Graph, Sequence[Note]]:
     """The graph of a rank.
 
     Raises:
         UsageError: there are no routed experts, or none that can be divided so.
     """
-    share = asked.experts
-    assert share is not None
     layers = _layers(graph)
     weights = expert_parameters(graph)
     if not layers:

@@ -23,7 +23,7 @@ from staticmem.passes.edit import with_ops
 from staticmem.units import format_bytes
 
 if TYPE_CHECKING:
-    from staticmem.passes.asked import Asked
+    pass
 
 LABELS, LOSS = "target", "loss"  # values that the pass adds
 # classes whose forward in Liger-Kernel 0.8.5 asks for another `chunk_mem_const` than 1: transformers/model/gpt_oss.py
@@ -39,15 +39,18 @@ class Head(NamedTuple):
     shape: tuple[int, ...]
 
 
-def end_with_loss(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+def end_with_loss(
+    graph: Graph, asked: tuple[str, int | None], logits: tuple[int, ...] | None
+) -> tuple[Graph, Sequence[Note]]:
     """The graph with the loss as its first output, and the labels as an input.
 
     Raises:
         UsageError: the model has no linear layer of which the loss could be made.
     """
-    assert asked.head_loss is not None
-    loss, target_length = asked.head_loss
-    head = _head(graph, loss, asked.logits)
+    if graph.recorded is not None and graph.recorded.loss:  # the code has a loss of its own
+        return graph, ()
+    loss, target_length = asked
+    head = _head(graph, loss, logits)
     if loss == "ctc":
         return _with_ctc(graph, head, target_length)
     labels = Value(LABELS, dtypes.int64, head.shape[:-1])

@@ -20,7 +20,7 @@ from staticmem.scenario.edits import NONE_FROZEN
 from staticmem.scenario.optimizers import LowRank
 
 if TYPE_CHECKING:
-    from staticmem.passes.asked import Asked
+    pass
 
 
 def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
@@ -113,18 +113,17 @@ def thaw(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     return replace(graph, parameters=parameters), [Note("assumption", "SM315", text)]
 
 
-def freeze(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+def freeze(graph: Graph, pattern: str, parameters_of_model: Sequence[Parameter]) -> tuple[Graph, Sequence[Note]]:
     """The graph with `trainable` False where the pattern is found in a name of `Module.named_parameters()`.
 
-    A parameter with several names (tied weights) has the first of them there: `asked.parameters` has the model's order.
+    A parameter with several names (tied weights) has the first of them there: `parameters_of_model` has their order.
     `NONE_FROZEN` settles that all are trained where a file does not say so.
     """
-    pattern = asked.freeze or ""
     if pattern == NONE_FROZEN:
         return graph, ()
     storages = {p.value.name: p.alias_of or p.value.name for p in graph.parameters}
     names = _tied(graph) if graph.format == "onnx" else {}
-    for p in asked.parameters:
+    for p in parameters_of_model:
         names.setdefault(storages.get(p.value.name, p.value.name), p.fqn)
     from staticmem.scenario.backtracking import searcher  # has numpy, which is not needed without
 

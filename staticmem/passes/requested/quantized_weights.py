@@ -41,14 +41,14 @@ from staticmem.passes.requested.layers import (
 from staticmem.scenario.adapters import Quantized
 
 if TYPE_CHECKING:
-    from staticmem.passes.asked import Asked
+    pass
 
 
 _NOT_REPLACED = "NonDynamicallyQuantizableLinear"  # of nn.MultiheadAttention: `_is_linear`
 
 
 def pack(graph: Graph, chosen: Quantized) -> tuple[Graph, Sequence[Note]]:
-    """The graph with packed weights.
+    """The graph with packed weights. `asked` has them, and whether the step trains.
 
     Raises:
         UsageError: no layer could have one, or int4 weights of another type than bf16.
@@ -176,14 +176,13 @@ _LOADED = 2  # bytes of a number on the GPU before it is packed there: `Params4b
 _CLASSES = {4: "bitsandbytes.nn.modules.Linear4bit", 8: "bitsandbytes.nn.modules.Linear8bitLt"}
 
 
-def quantize(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
-    """The graph with packed weights.
+def quantize(graph: Graph, asked: tuple[Quantized, bool]) -> tuple[Graph, Sequence[Note]]:
+    """The graph with packed weights. `asked` has them, and whether the step trains.
 
     Raises:
         UsageError: no layer could have one, or the file has no modules.
     """
-    assert asked.quantize is not None
-    chosen = asked.quantize
+    chosen, training = asked
     if not any(op.modules for op in graph.ops):
         raise without_modules("--quantize")
     if chosen.weight_only:
@@ -208,7 +207,7 @@ def quantize(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
     buffers = (*graph.buffers, *(buffer for state in states.values() for buffer in state))
     if chosen.prepared:
         buffers = tuple(replace(b, cast=False) for b in buffers)
-    return replace(changed, parameters=parameters, buffers=buffers), _notes(layers, chosen, states, asked)
+    return replace(changed, parameters=parameters, buffers=buffers), _notes(layers, chosen, states, training)
 
 
 def _replaced(graph: Graph, layers: Sequence[Layer]) -> list[Layer]:
@@ -280,7 +279,9 @@ def _parameters(graph: Graph, layers: Sequence[Layer], chosen: Quantized) -> tup
     return tuple(result)
 
 
-def _notes(layers: Sequence[Layer], chosen: Quantized, states: dict[str, list[Parameter]], asked: Asked) -> list[Note]:
+def _notes(
+    layers: Sequence[Layer], chosen: Quantized, states: dict[str, list[Parameter]], training: bool
+) -> list[Note]:
     weights = {layer.weight.value.name: layer.weight.value.numel for layer in layers}
     beside = sum(b.value.dtype.nbytes(b.value.numel) for state in states.values() for b in state)
     text = (
@@ -296,13 +297,13 @@ def _notes(layers: Sequence[Layer], chosen: Quantized, states: dict[str, list[Pa
     if chosen.bits == 8:
         text = "outliers of int8 products are not counted: the data decide which columns have some"
         notes.append(Note("assumption", "SM277", text))
-        if asked.training:
+        if training:
             text = (
                 "bitsandbytes keeps inputs of int8 layers as attributes of ctx: checkpoints do not free them, unless "
                 "use_reentrant=True, and a loop that has the loss in a variable keeps them through the next forward"
             )
             notes.append(Note("assumption", "SM277", text))
-    elif asked.training and not chosen.prepared:
+    elif training and not chosen.prepared:
         text = (
             "other parameters keep the type of the model; prepare_model_for_kbit_training casts them to float32 "
             "(--kbit-training)"
@@ -311,7 +312,7 @@ def _notes(layers: Sequence[Layer], chosen: Quantized, states: dict[str, list[Pa
     elif chosen.prepared:
         text = "all parameters besides quantised ones are in float32, as prepare_model_for_kbit_training casts them"
         notes.append(Note("assumption", "SM277", text))
-    if chosen.bits == 4 and asked.training:
+    if chosen.bits == 4 and training:
         text = (
             "bitsandbytes is 0.43.2 or later: before, 4-bit layers kept their inputs as attributes of ctx, which no "
             "checkpoint frees, until the next loss"

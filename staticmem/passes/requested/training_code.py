@@ -8,17 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Graph, Note, Op
-
-if TYPE_CHECKING:
-    from staticmem.passes.asked import Asked
 
 _IN_TRAINING = re.compile(r"\bif\s+self\.training\s+else\s+None\b")
 
 
-def drop_training_code(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+def drop_training_code(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Note]]:
     """The graph without the ops of such lines, and without the outputs that they make, where no other op reads them."""
     inside = [op for op in graph.ops if _is_in_training(op)]
     results = {name for op in inside for name in op.outputs}

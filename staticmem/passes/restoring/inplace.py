@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 from staticmem.ir.graph import Graph, Note, Op, Ref, count_bases
 from staticmem.ir.stacks import LIBRARIES
@@ -20,10 +19,6 @@ from staticmem.ops.activations import MISH, SWISH
 from staticmem.ops.registry import SIGNS, kinds_of
 from staticmem.passes.variables.line_texts import calls_hidden_code, without_indices
 from staticmem.passes.variables.source_lines import names_of_children
-
-if TYPE_CHECKING:
-    from staticmem.passes.asked import Asked
-
 
 _TRUE = re.compile(r"inplace\s*=\s*True|,\s*True\s*\)|\(\s*True\s*\)")
 
@@ -145,13 +140,12 @@ class _Facts:
         return first
 
 
-def run_in_place(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+def run_in_place(graph: Graph, policy: str) -> tuple[Graph, Sequence[Note]]:
     """The graph with in-place targets (`aten::relu_`) where the policy says so. Unchanged where the file knows.
 
     "none" leaves everything out of place, "all" takes every activation whose input has no other reader. "least" and
     "most" are "auto" where a source line tells, and none and all of the others: the ends of what is left open.
     """
-    policy = asked.inplace
     if graph.inplace_known or policy == "none":
         return graph, ()
     candidates = {op.target for op in graph.ops}
@@ -176,7 +170,7 @@ def run_in_place(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
 _GATES = {SWISH: ("sigmoid",), MISH: ("softplus", "tanh")}  # of such products: what their second factor is made by
 
 
-def take_apart(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
+def take_apart(graph: Graph, policy: str) -> tuple[Graph, Sequence[Note]]:
     """The graph with products with `sigmoid` in the place of `silu`, and with `tanh(softplus(x))` in that of `mish`,
     where both have the same nodes, under "least".
 
@@ -190,7 +184,7 @@ def take_apart(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
             ops.append(op)
             continue
         count += 1
-        if asked.inplace == "least":
+        if policy == "least":
             gate = op.args
             for name in _GATES[op.source]:
                 result = f"{op.outputs[0]}::{name}"
@@ -205,7 +199,7 @@ def take_apart(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
         "code writes it, the peak is higher"
     )
     note = Note("assumption", "SM264", text, count)
-    return (replace(graph, ops=tuple(ops)) if asked.inplace == "least" else graph), [note]
+    return (replace(graph, ops=tuple(ops)) if policy == "least" else graph), [note]
 
 
 def _may_be_product(op: Op) -> bool:

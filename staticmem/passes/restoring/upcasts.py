@@ -30,7 +30,6 @@ from staticmem.passes.variables.line_texts import assigns_one_result, calls_hidd
 from staticmem.passes.variables.source_lines import names_of_children
 
 if TYPE_CHECKING:
-    from staticmem.passes.asked import Asked
     from staticmem.scenario.step import Scenario
 
 
@@ -221,12 +220,11 @@ def ends_under_autocast(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph]
     return (replace(graph, ops=tuple(ops)), graph) if count else None
 
 
-def dtypes_of_lines(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
-    """The graph of a model that is cast to `asked.cast`, with what lines say of float32 in casts and new tensors."""
+def dtypes_of_lines(graph: Graph, cast: DType) -> tuple[Graph, Sequence[Note]]:
+    """The graph of a model that is cast to a 16-bit type, with what lines say of float32 in casts and new tensors."""
     from staticmem.ops.whole_model_cast import cast_of  # few steps have it
 
-    assert asked.cast is not None
-    if cast_of(graph, asked.cast) is None:  # the file is in 16 bits itself, and its casts are real ones
+    if cast_of(graph, cast) is None:  # the file is in 16 bits itself, and its casts are real ones
         return graph, ()
     ops, named, left_open = _with_dtypes_before_casts(graph), set[str](), set[str]()
     children = names_of_children(graph)
@@ -241,7 +239,7 @@ def dtypes_of_lines(graph: Graph, asked: Asked) -> tuple[Graph, Sequence[Note]]:
         elif of_code:
             named.add(op.name)
         else:
-            ops[index] = _with_dtype(op, asked.cast)
+            ops[index] = _with_dtype(op, cast)
     if not named and not left_open and all(map(is_, ops, graph.ops)):
         return graph, ()
     return replace(graph, ops=tuple(ops), named_float32=frozenset(named), open_float32=frozenset(left_open)), ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from prepared import prepared
 
 from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import UsageError
@@ -12,7 +13,6 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Recorded, Ref, Region, Value
 from staticmem.liveness import Lifetimes
 from staticmem.ops.head_losses import CHUNKS, chunk_size
-from staticmem.passes.pipeline import for_step
 from staticmem.scenario.losses import AFTER_THE_MODEL, HEAD_LOSSES
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
@@ -49,7 +49,7 @@ def language_model(tail: tuple[Op, ...] = (), outputs: tuple[str, ...] = ("y",))
 
 def step(loss: str, graph: Graph | None = None, **options: object) -> StepResult:
     scenario = Scenario(mode="train", loss=loss, **options)  # type: ignore[arg-type]
-    return run_step(for_step(language_model() if graph is None else graph, scenario), scenario)
+    return run_step(prepared(language_model() if graph is None else graph, scenario), scenario)
 
 
 @pytest.mark.parametrize("loss", HEAD_LOSSES)
@@ -158,7 +158,7 @@ def test_what_a_recording_says_moves_with_the_ops() -> None:
     last = {"h": 2, "r": 2}
     recorded = Recorded(last, (), (), (Region(0, 1, 0, "body"), Region(2, 3, 0, "tail")), {})
     graph = replace(language_model((after,), ("y", "r")), recorded=recorded)
-    chunked = for_step(graph, Scenario(mode="train", loss="chunked-cross-entropy"))
+    chunked = prepared(graph, Scenario(mode="train", loss="chunked-cross-entropy"))
     assert [op.name for op in chunked.ops[-2:]] == ["r", "loss"]
     assert chunked.recorded is not None
     index = {op.name: k for k, op in enumerate(chunked.ops)}
@@ -181,7 +181,7 @@ def test_a_recorded_loss_stays() -> None:
 
 def test_ops_behind_the_head_stay() -> None:
     after = Op("r", "aten::relu", (Ref("h"),), {}, ("r",), MODEL)
-    graph = for_step(language_model((after,), ("y", "r")), Scenario(mode="train", loss="causal-lm"))
+    graph = prepared(language_model((after,), ("y", "r")), Scenario(mode="train", loss="causal-lm"))
     assert [op.name for op in graph.ops] == ["body", "head", "r", "loss"]
     assert graph.ops[-1].modules == MODEL
 
@@ -195,7 +195,7 @@ def test_other_releases_are_said() -> None:
 @pytest.mark.parametrize("loss", HEAD_LOSSES)
 def test_inference_has_no_loss(loss: str) -> None:
     scenario = Scenario(loss=loss, compile=("all",))
-    assert for_step(language_model(), scenario).outputs == ("y",)
+    assert prepared(language_model(), scenario).outputs == ("y",)
     with pytest.raises(UsageError, match="cannot be combined"):
         Request(mode="train", loss=loss, compile=("all",)).scenario()
 

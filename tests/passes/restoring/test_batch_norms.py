@@ -6,11 +6,11 @@ from prepared import only
 
 from staticmem.ir.dtypes import float32
 from staticmem.ir.graph import Graph, Op, Parameter, Ref, Value
-from staticmem.passes.asked import Asked
+from staticmem.scenario.step import Scenario
 
 
 def unfold_batch_norms(graph: Graph) -> Graph:
-    return only("unfolded batch norms", graph, Asked(unfold_batchnorm=True))
+    return only("unfolded batch norms", graph, Scenario(unfold_batchnorm=True))
 
 
 def _parameter(name: str, *shape: int) -> Parameter:

@@ -11,7 +11,6 @@ from small_graphs import Builder, targets
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Ref
-from staticmem.passes.asked import Asked
 from staticmem.passes.requested.expert_parallel import expert_parameters, split_experts
 from staticmem.passes.restoring.experts import run_grouped
 from staticmem.scenario.strategies import ExpertShare
@@ -65,10 +64,6 @@ def test_experts_are_weights_of_three_dimensions() -> None:
     assert list(expert_parameters(graph)) == names
 
 
-def asked(ranks: int) -> Asked:
-    return Asked(experts=ExpertShare(ranks))
-
-
 def test_biases_of_experts_are_refused() -> None:
     """A tensor by row that is no result of the rows would have to go to the ranks with them."""
     b = Builder(tokens=(6, 8), bias=(12, 8)).within("experts:m.Experts", root="m.Net")
@@ -82,7 +77,7 @@ def test_biases_of_experts_are_refused() -> None:
     biased = b.call("add.Tensor", out, Ref("bias"), name="biased")
     again = b.call("_grouped_mm", biased, weight, offs, name="again")
     with pytest.raises(UsageError, match="biases of experts") as error:
-        split_experts(b.graph(again), asked(2))
+        split_experts(b.graph(again), ExpertShare(2))
     assert error.value.code == "SM109"
 
 
@@ -91,4 +86,4 @@ def test_rows_without_a_router_are_refused() -> None:
     weight = b.parameter("weight", 4, 8, 8)
     out = b.call("_grouped_mm", Ref("tokens"), weight, Ref("offs"), name="out")
     with pytest.raises(UsageError, match="in the order of experts"):
-        split_experts(b.graph(out), asked(2))
+        split_experts(b.graph(out), ExpertShare(2))

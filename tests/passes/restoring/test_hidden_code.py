@@ -9,7 +9,6 @@ from prepared import restored
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref, SourceLine
-from staticmem.passes.asked import Asked
 from staticmem.passes.requested.checkpoint_regions import all_regions, has_open_regions, hidden_checkpoints
 from staticmem.passes.requested.training_code import drop_training_code
 from staticmem.passes.restoring.custom_functions import ends_of_functions
@@ -101,12 +100,12 @@ def test_a_head_of_training_alone_is_not_in_inference() -> None:
     y = b.call("sin", X, name="y")
     b.stack = (line("aux = self.head(y) if self.training else None", 2),)
     aux = b.call("cos", y, name="aux")
-    graph, _ = drop_training_code(b.graph(y, aux), Asked(inference=True))
+    graph, _ = drop_training_code(b.graph(y, aux))
     assert [op.name for op in graph.ops] == ["y"]
     assert graph.outputs == ("y",)
     b.stack = (line("z = y + aux", 3),)
     read = b.graph(b.call("add.Tensor", y, aux))
-    assert drop_training_code(read, Asked(inference=True))[0] is read
+    assert drop_training_code(read)[0] is read
 
 
 def test_rms_norm_is_one_call() -> None:

@@ -10,11 +10,11 @@ from small_graphs import Builder, targets
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Ref
-from staticmem.passes.asked import Asked
+from staticmem.scenario.step import Scenario
 
 
 def follow_operand(graph: Graph) -> Graph:
-    return only("noise of stochastic depth", graph, Asked())
+    return only("noise of stochastic depth", graph, Scenario())
 
 
 def depth(*, divide: bool = True, early: bool = True, last: str = "mul.Tensor", **kwargs: Any) -> Graph:

@@ -12,7 +12,6 @@ from small_graphs import Builder
 import staticmem
 from staticmem.ir.dtypes import bfloat16, float32, int64
 from staticmem.ir.graph import Frame, Graph, Ref, SourceLine
-from staticmem.passes.asked import Asked
 from staticmem.passes.restoring.upcasts import dtypes_of_lines, ends_of_cast, ends_under_autocast
 from staticmem.scenario.step import Scenario
 
@@ -67,7 +66,7 @@ def cast(line: str, cls: str = "net.Net") -> Graph:
     made: Graph = b.graph(b.call("to.dtype", Ref("x"), float32, name="out"))
     stack = (SourceLine("net.py", 3, "forward", line),) if line else ()
     made = replace(made, ops=tuple(replace(op, stack=stack, modules=(Frame("", cls),)) for op in made.ops))
-    return dtypes_of_lines(made, Asked(cast=bfloat16))[0]
+    return dtypes_of_lines(made, bfloat16)[0]
 
 
 @pytest.mark.parametrize("line", ["m = F.one_hot(i, 8).to(x.dtype)", "y = y.type_as(z)", "return self.w * h.to(dtype)"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ def break_passes(monkeypatch: pytest.MonkeyPatch, edit: Callable[[Graph], Graph]
     """Adds a pass to those of every ONNX file without texts of its exporter, and forgets what was made without it."""
     whole = pipeline.Pass.edit
 
-    def edited(self: pipeline.Pass, graph: Graph, context: object) -> Graph:
-        return edit(graph) if self is BROKEN else whole(self, graph, context)
+    def edited(self: pipeline.Pass, graph: Graph, given: Sequence[object]) -> Graph:
+        return edit(graph) if self is BROKEN else whole(self, graph, given)
 
     monkeypatch.setattr(pipeline.Pass, "edit", edited)
     monkeypatch.setattr(pipeline, "NODES", (*pipeline.NODES[:3], BROKEN, *pipeline.NODES[3:]))
