@@ -69,7 +69,11 @@ def add_analyze(verbs: Any) -> None:
     session.add_session(parser, analyzed=True)
     output = add_output(parser, FORMATS)
     add_flag(output, OPTIONS["top"])
-    output.add_argument("--explain-peak", action="store_true", help="everything alive at the peak, by module")
+    output.add_argument(
+        "--explain-peak", action="store_true", help="what is alive at the peak: who holds it, by module"
+    )
+    about = "computes the figures from the graph of the step as well, and fails where they differ"
+    output.add_argument("--check-liveness", action="store_true", help=about)
     output.add_argument("--strict", action="store_true", help="exit 1 if an op is unknown")
 
 
@@ -97,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
     put(data, args)
     if args.verbose:
         _name_passes(study)
+    if args.check_liveness:
+        from staticmem.studies.owners import check_liveness
+
+        say(f"liveness: the graph of the step ({check_liveness(study):,} nodes) has the same figures")
     unknown = sorted(study.result.unknown)
     if args.strict and unknown:
         names = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
@@ -133,6 +141,10 @@ def _rendered(study: Study, largest: LargestSize | None, chosen: Format, args: a
 
         return chosen.render(replay_of(study), view_of(args))
     report = study.report
+    if args.explain_peak or chosen.name == "html":
+        from staticmem.studies.owners import with_owners
+
+        report = with_owners(study, report)
     if largest is not None:
         batch = largest.as_batch() if largest.dim == "batch" else None
         report = replace(report, max_batch=batch, max_dim=None if batch is not None else largest)

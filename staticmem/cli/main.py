@@ -40,6 +40,8 @@ MODULES = {
     "fit": "fit",
     "gpus": "size",
     "levers": "levers",
+    "why": "owners",
+    "graph": "owners",
     "check": "sweep",
     "init": "setup",
     "diff": "saved",

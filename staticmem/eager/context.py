@@ -58,6 +58,8 @@ class Kept(NamedTuple):
 class Eager:
     """One step's execution state. Sizes are elements, buffers are bytes."""
 
+    repeats_calls = True  # calls with like operands repeat a record (`engine.call_records`)
+
     def __init__(self, training: bool = True) -> None:
         self.trace = Trace()
         self.training = training

@@ -6,7 +6,7 @@ explicit (`Owner`), because "why is this alive" is the question that users ask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -135,6 +135,9 @@ class Packed(Protocol):
 
     def tensors(self) -> list[tuple[Tensor, Owner]]:
         """The unpacked tensors, each with its owner."""
+
+    def owners(self) -> Iterable[Owner]:
+        """Who has what lives as long as the node needs it."""
 
     def applied(self, e: Run) -> None:
         """The formulas have run, and the unpacked tensors die: they were local variables of `apply`."""

@@ -84,7 +84,8 @@ def _pattern(args: Sequence[Arg]) -> Any:
 class CallRecords:
     """The calls of one set of modes: the record, SEEN, or None where the rule itself must run."""
 
-    def __init__(self) -> None:
+    def __init__(self, keeps: bool = True) -> None:
+        self.keeps = keeps  # else each call runs its rule
         self.calls: dict[Key, Call | int | None] = {}
         self.recorded = 0
 
@@ -93,6 +94,8 @@ class CallRecords:
     ) -> None:
         """Counts a call that ran; the second one of a key is recorded. `operands` are its tensors."""
         calls = self.calls
+        if not self.keeps:
+            return
         if self.recorded >= CALLS or len(calls) >= KEYS:
             calls.clear()
             self.recorded = 0
@@ -108,6 +111,8 @@ _records: dict[tuple[bool, bool, DType | None, str, tuple[int, int]], CallRecord
 
 def records_of_modes(e: Eager) -> dict[bool, CallRecords]:
     """The records of calls in the present modes, without and with gradients."""
+    if not e.repeats_calls:
+        return {False: CallRecords(keeps=False), True: CallRecords(keeps=False)}
     return {
         grad_enabled: _records.setdefault((e.training, grad_enabled, e.autocast, e.sdpa, e.torch), CallRecords())
         for grad_enabled in (False, True)

@@ -63,6 +63,9 @@ class _Saves:
     def tensors(self) -> list[tuple[Tensor, Owner]]:
         return [(holder.owner.held[0][0], holder.owner) for holder in self.holders if holder.owner.held]
 
+    def owners(self) -> list[Owner]:
+        return [*(holder.owner for holder in self.holders), *self.checkpoint.owners()]
+
     def applied(self, e: Eager) -> None:
         for holder in self.holders:
             e.leave_all_to_scope(holder.owner)
@@ -88,6 +91,9 @@ class _NoSaves:
 
     def tensors(self) -> list[tuple[Tensor, Owner]]:
         return []
+
+    def owners(self) -> list[Owner]:
+        return self.checkpoint.owners()
 
     def applied(self, e: Eager) -> None:
         pass
@@ -157,11 +163,16 @@ class _Checkpoint:
         self.refs += len(saves)
         return packed
 
+    def owners(self) -> list[Owner]:
+        """Who has what the checkpoint keeps: the first three let go when it is forgotten."""
+        outer = self.packed_args.owners() if self.packed_args is not None else ()
+        return [self.saved_args, self.inner_backward, self.of_recomputed, *outer]
+
     def forget(self, e: Eager) -> None:
         """A holder died, or the call returned."""
         self.refs -= 1
         if self.refs == 0:
-            owners = (self.saved_args, self.inner_backward, self.of_recomputed)
+            owners = self.owners()[:3]
             if self.region.reentrant and self.recomputed:  # one node has them until its own backward returns
                 e.held_by_node.extend(owners)
             else:

@@ -144,6 +144,9 @@ class Offloaded:
     def tensors(self) -> list[tuple[Tensor, Owner]]:
         return [(slot.present, slot.owner) for slot in self.slots if slot.present is not None]
 
+    def owners(self) -> list[Owner]:
+        return [slot.owner for slot in self.slots]
+
     def applied(self, e: Eager) -> None:
         for slot in self.slots:
             if not slot.stays:

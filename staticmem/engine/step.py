@@ -8,7 +8,7 @@ until it is assigned anew.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
@@ -64,14 +64,19 @@ class StepResult:
 
 
 def run_step(
-    graph: Graph, scenario: Scenario, locals_policy: str = "expected", kernels: Kernels = "expected"
+    graph: Graph,
+    scenario: Scenario,
+    locals_policy: str = "expected",
+    kernels: Kernels = "expected",
+    machine: Callable[[bool], Eager] = Eager,
 ) -> StepResult:
     """Runs the scenario's step over a graph that the passes prepared for it (`passes.pipeline.for_step`).
 
     `locals_policy` is one of `passes.variables.policy.POLICIES`; `kernels` of compiled code, of a step that has run
-    with those that are expected (`compiler.inductor.plan`).
+    with those that are expected (`compiler.inductor.plan`). `machine` makes what the ops run on, given whether it is
+    training.
     """
-    step = StepRun(graph, scenario, locals_policy, kernels)
+    step = StepRun(graph, scenario, locals_policy, kernels, machine)
     if not scenario.training:
         return step.infer()
     result, expected, received = step.train()
@@ -80,7 +85,7 @@ def run_step(
         # Only parameters that get a gradient have optimizer state, and a `.grad` from the step before. The graph shows
         # which ones the loss depends on, but not through which ops autograd passes nothing on (`detach`, `argmax`, a
         # formula that gives None): then only a backward shows it, and the step is run again with what it reached.
-        result, _, _ = StepRun(graph, scenario, locals_policy, kernels).train(received)
+        result, _, _ = StepRun(graph, scenario, locals_policy, kernels, machine).train(received)
     return result
 
 
@@ -94,11 +99,18 @@ class StepRun:
     features: list[Feature]
     criterion: LossOfStep  # of a training step
 
-    def __init__(self, graph: Graph, scenario: Scenario, locals_policy: str, kernels: Kernels = "expected") -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        scenario: Scenario,
+        locals_policy: str,
+        kernels: Kernels = "expected",
+        machine: Callable[[bool], Eager] = Eager,
+    ) -> None:
         self.kernels = kernels
         self.graph, self.scenario, self.locals_policy = graph, scenario, locals_policy
         self.training = scenario.training
-        self.e = e = Eager(training=scenario.training)
+        self.e = e = machine(scenario.training)
         e.sdpa, e.torch = scenario.sdpa, scenario.torch
         cast = None
         if scenario.dtype in dtypes.HALVES:

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 
 from staticmem.eager.reasons import Reason
 from staticmem.eager.trace import OPEN, Buffer, Hold, Trace, round_up
+from staticmem.errors import UsageError
 from staticmem.ir.record import record
 
 if TYPE_CHECKING:
     import numpy as np
 
 
+PEAK, WHOLE = "peak", "whole"  # words for a moment, beside the names of phases: the step's peak, and all of the step
 LARGE = 1 << 17  # holds, or buffers, of a trace that is worth the import of NumPy (`arrays`)
 
 
@@ -116,6 +118,21 @@ class Lifetimes:
             return PhasePeak(name, start, end, level, max(start - 1, 0), None)
         tick = self.live.index(highest, start, end)
         return PhasePeak(name, start, end, highest, tick, self.allocation_at(tick))
+
+    def tick_of(self, at: int | str) -> int:
+        """The tick of a moment: "peak", the name of a phase for its peak, or the tick itself.
+
+        Raises:
+            UsageError: the step has no such phase or tick (SM291).
+        """
+        if at == PEAK:
+            return self.peak_tick
+        if isinstance(at, str) and at in self.phases:
+            return self.phases[at].tick
+        if isinstance(at, int) and not isinstance(at, bool) and 0 <= at < self.ticks:
+            return at
+        why = f"Moments are {', '.join([PEAK, *self.phases])}, and ticks from 0 to {self.ticks - 1}."
+        raise UsageError(f"the step has no moment '{at}'", why, "Name one of them.", "SM291")
 
     def level_before(self, tick: int) -> int:
         """Bytes alive when `tick` begins."""

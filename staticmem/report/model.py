@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from staticmem.errors import UsageError
 from staticmem.ir.record import guarded
 from staticmem.report.shown import Shown
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 SCHEMA = "staticmem.report/1"
 
@@ -367,6 +370,25 @@ class NoteInfo:
 
 
 @guarded(frozen=True, slots=True)
+class OwnerBytes:
+    """A part of the program that holds memory at the peak: the model, the optimizer, a variable of the loop, ...
+
+    `bytes` nothing else holds, and `retained_bytes` would be freed if it let go: these, and what it alone keeps through
+    others, as the variable of the loss keeps the backward graph. `kept_by` are the variables that keep the backward
+    graph. What several parts hold has a row that names all of them. The `bytes` of all rows add up to the peak;
+    `by_module` divides them by the modules that the tensors belong to, or whose backward they wait for.
+
+    An owner may be a module too: its frame and those of modules within it, and the nodes of their backward.
+    """
+
+    owner: str
+    kept_by: tuple[str, ...]
+    bytes: int
+    retained_bytes: int
+    by_module: tuple[ModuleBytes, ...]
+
+
+@guarded(frozen=True, slots=True)
 class Textbook:
     """The textbook estimate of the same graph, for comparison: no lifetimes, every result added up. Bytes."""
 
@@ -380,6 +402,7 @@ class Textbook:
 @guarded(frozen=True, slots=True)
 class Report(Shown):
     """One step of one model. `alive` has every tensor alive at the peak, largest first; `top_tensors` is its head.
+    With `explain_peak`, `owners` says who holds them, and `modules` what the 30 modules hold whose owners hold most.
 
     `meter` is what the bytes mean: "live" is the sum of live tensors, each rounded up to 512 bytes (docs/meters.md).
     """
@@ -406,8 +429,13 @@ class Report(Shown):
     device: DeviceInfo | None = None
     compiled: CompiledInfo | None = None
     generation: GenerationInfo | None = None
+    owners: tuple[OwnerBytes, ...] = ()
+    modules: tuple[OwnerBytes, ...] = ()
     alive: Sequence[TensorEntry] = field(default=(), metadata={"json": False})
     verdict_on: Callable[[str], str] | None = field(default=None, compare=False, repr=False, metadata={"json": False})
+    graph_at: Callable[[int | str], Any] | None = field(
+        default=None, compare=False, repr=False, metadata={"json": False}
+    )
 
     def fits(self, gpu: str) -> bool:
         """Whether the step is safe on a card, by name or size: it can run there, and the whole band of its device
@@ -422,6 +450,23 @@ class Report(Shown):
                 "this report cannot be asked for other GPUs", why, "Use that of `staticmem.analyze`.", "SM136"
             )
         return self.verdict_on(gpu) == "fits"
+
+    def liveness_graph(self, at: int | str = "whole") -> nx.DiGraph:
+        """The step as a `networkx.DiGraph`: kernels, storages and owners (docs/liveness-graph.md). The first call costs
+        another analysis.
+
+        Args:
+            at: a moment: "peak", the name of a phase for its peak, or a tick; "whole": the whole step.
+
+        Raises:
+            UsageError: the step has no such moment (SM291), or too many nodes for a whole graph (SM293), or the report
+                was read from a file or sent by another process (SM136).
+        """
+        if self.graph_at is None:
+            why = "It has figures, and not the graph."
+            raise UsageError("this report has no step", why, "Use that of `staticmem.analyze`.", "SM136")
+        graph: nx.DiGraph = self.graph_at(at)
+        return graph
 
     def _repr_html_(self) -> str:
         """A table, where other results have their text."""

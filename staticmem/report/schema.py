@@ -22,6 +22,7 @@ RESULTS = {
     "levers": ("report.sweep", "Levers", "LEVERS_SCHEMA"),
     "sizing": ("report.sizing", "Sizing", "SCHEMA"),
     "fit": ("report.fit", "Fit", "SCHEMA"),
+    "why": ("report.why", "Why", "SCHEMA"),
     "session": ("ort.report", "SessionReport", "SCHEMA"),
 }
 

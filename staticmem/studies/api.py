@@ -19,6 +19,8 @@ from staticmem.scenario.request import OPTIONS, Request, request_of
 from staticmem.studies import Study, run
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from staticmem.studies.bench import Bench
 
 P = ParamSpec("P")
@@ -28,7 +30,12 @@ ModelPath: TypeAlias = str | os.PathLike[str]
 # The functions as type checkers and editors see them: the options are keywords.
 class Analyze(Protocol[P]):
     def __call__(
-        self, model: object, inputs: Sequence[Any] | None = None, *args: P.args, **options: P.kwargs
+        self,
+        model: object,
+        inputs: Sequence[Any] | None = None,
+        explain_peak: bool = False,
+        *args: P.args,
+        **options: P.kwargs,
     ) -> Report: ...
 
 
@@ -93,7 +100,7 @@ def _fit_with(_: Callable[P, Request]) -> Callable[[Callable[..., Fit]], FitOf[P
 
 
 @_analyze_with(Request)
-def analyze(model: object, inputs: Sequence[Any] | None = None, **options: Any) -> Report:
+def analyze(model: object, inputs: Sequence[Any] | None = None, explain_peak: bool = False, **options: Any) -> Report:
     """The memory of one step of a model.
 
     Args:
@@ -101,32 +108,49 @@ def analyze(model: object, inputs: Sequence[Any] | None = None, **options: Any) 
             `ExportedProgram`, an `nn.Module` or an FX `GraphModule`. The code of a module is recorded, under fake
             tensors: nothing is allocated.
         inputs: example inputs for a module: tensors, also on the meta device. Their batch is the default of `batch`.
+        explain_peak: `owners` and `modules` of the report say who holds what is alive at the peak.
         OPTIONS
 
     Raises:
         StaticmemError: the file or the scenario cannot be analysed; the message says what to do.
     """
     request = request_of(read_keywords("analyze", options))
-    return replace(run(model, request, inputs), verdict_on=_VerdictOn(model, request, inputs))
+    asked = _Asked(model, request, inputs)
+    report = run(model, request, inputs)
+    if explain_peak:
+        from staticmem.studies.owners import with_owners
+
+        report = with_owners(asked.study, report)
+    return replace(report, verdict_on=asked.verdict_on, graph_at=asked.graph_at)
 
 
-class _VerdictOn:
-    """Verdicts of an analysed step on any card. The step is analysed again for the first: a report that held its graph
-    would keep up to a GiB. A copy of a report in another process has none, as models cannot be sent."""
+class _Asked:
+    """What a report can be asked beyond its figures: verdicts on any card, and the graph of the step. The step is
+    analysed again for the first: a report that held its graph would keep up to a GiB. A copy of a report in another
+    process has none, as models cannot be sent."""
 
     def __init__(self, model: object, request: Request, inputs: Sequence[Any] | None) -> None:
         self._asked = model, request, inputs
 
-    def __call__(self, gpu: str) -> str:
+    def graph_at(self, at: int | str) -> nx.DiGraph:
+        from staticmem.studies.owners import WatchedStudy
+
+        return WatchedStudy(self.study).graph(at)
+
+    def verdict_on(self, gpu: str) -> str:
         gpu = read_keyword("fits", OPTIONS["gpu"], gpu)
         bench = self._bench
         return bench.verdict(bench.study.request, bench.card(gpu), own=True).fit.value
 
     @cached_property
+    def study(self) -> Study:
+        return Study.open(*self._asked)
+
+    @cached_property
     def _bench(self) -> Bench:
         from staticmem.studies.bench import Bench
 
-        return Bench(Study.open(*self._asked))
+        return Bench(self.study)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()

@@ -196,6 +196,7 @@ VERBS: dict[str, list[str]] = {
     "diff": [SEED_ONNX, SEED, *STEP],
     "fit": [SEED, *STEP, "--gpu", "l4"],
     "gpus": [],
+    "graph": [SEED, *STEP],
     "layers": [SEED, *STEP],
     "levers": [SEED, *STEP, "--gpu", "l4"],
     "reconcile": [RECORDS],
@@ -204,6 +205,7 @@ VERBS: dict[str, list[str]] = {
     "size": [SEED, *STEP, "--gpu", "l4"],
     "sweep": [SEED, *STEP, "--what-if", "amp=none,bf16", "-j", "1"],
     "trace": [SEED, *STEP],
+    "why": [SEED, "0", *STEP],
 }
 # calibrate has readings of a card as input, and writes today's date; compare-snapshot, explain-oom and validate read
 # what runs wrote; doctor shows this machine

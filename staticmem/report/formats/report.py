@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from staticmem.report.formats import Format
 from staticmem.report.model import BEYOND_LIVE, NoteInfo, Report, TensorEntry
@@ -31,6 +31,7 @@ from staticmem.scenario.compiling import WHOLE
 from staticmem.units import format_count
 
 _BAR = 24  # columns
+OUTSIDE, OTHERS = "(outside of modules)", "(others)"
 _COLOURS = {
     "parameter": "blue",
     "gradient": "yellow",
@@ -192,16 +193,58 @@ def _tensor_rows(text: Text, entries: Sequence[TensorEntry], indent: str, module
             text.lines.append((left + style.paint(style.cut(why, room), "dim")).rstrip())
 
 
+def _owners(text: Text, report: Report) -> None:
+    """Who holds what is alive at the peak, with the modules that it is of."""
+    size, style = text.view.size, text.style
+    text.heading("Who holds what is alive at the peak")
+    rows = []
+    for row in report.owners:
+        kept = f"kept by {' and '.join(row.kept_by)}" if row.kept_by else ""
+        if row.retained_bytes > row.bytes:
+            kept = f"{size(row.retained_bytes)} are freed when it lets go"
+        rows.append((style.plain(row.owner), size(row.bytes), share(row.bytes, report.peak.live_bytes), kept))
+        groups = by_outer_module({module.module: module.bytes for module in row.by_module})
+        if len(groups) > 1 and 20 * row.bytes >= report.peak.live_bytes:
+            rows += [(f"  {style.plain(module or OUTSIDE)}", size(nbytes), "", "") for module, nbytes in groups]
+    text.columns(rows, right=(1, 2), optional=(3,))
+
+
+def by_outer_module(by_module: Mapping[str, int], least: float = 0.1) -> list[tuple[str, int]]:
+    """Bytes of modules as those of the modules around them, the largest first. A module is divided where those within
+    it that have at least `least` of all bytes have most of its own; what is smaller is in the last row, `OTHERS`."""
+    limit = least * sum(by_module.values())
+    rows = {OTHERS: 0}
+    waiting = [("", dict(by_module))]
+    while waiting:
+        name, paths = waiting.pop()
+        within: dict[str, dict[str, int]] = {}
+        for path, nbytes in paths.items():
+            rest = path[len(name) :].lstrip(".").partition(".")[0]
+            within.setdefault(f"{name}.{rest}".strip("."), {})[path] = nbytes
+        sums = {inner: sum(part.values()) for inner, part in within.items()}
+        own, total = sums.pop(name, 0), sum(paths.values())
+        large = [inner for inner, nbytes in sums.items() if nbytes >= limit]
+        if 2 * (own + sum(sums[inner] for inner in large)) < total or not large:
+            rows[name] = total
+            continue
+        waiting += [(inner, within[inner]) for inner in large]
+        rows[name if own >= limit else OTHERS] = own + (0 if own >= limit else rows[OTHERS])
+        rows[OTHERS] += sum(sums.values()) - sum(sums[inner] for inner in large)
+    return sorted(((name, n) for name, n in rows.items() if n), key=lambda row: (row[0] == OTHERS, -row[1], row[0]))
+
+
 def _explain(text: Text, report: Report) -> None:
     """Everything alive at the peak, by module; small tensors of a module share a line."""
     size, style = text.view.size, text.style
+    if report.owners:
+        _owners(text, report)
     text.heading("Alive at the peak, by module")
     by_module: dict[str, list[TensorEntry]] = {}
     for entry in report.alive:
         by_module.setdefault(entry.module, []).append(entry)
     for row in report.peak.by_module:
         entries = by_module.get(row.module, [])
-        name = style.paint(style.plain(row.module or "(outside of modules)"), "bold")
+        name = style.paint(style.plain(row.module or OUTSIDE), "bold")
         text.lines.append(f"  {name}  {size(row.bytes)}  {share(row.bytes, report.peak.live_bytes)}")
         listed = [e for e in entries if e.bytes >= 4096 or e.bytes >= row.bytes // 50] or entries[:1]
         if listed:

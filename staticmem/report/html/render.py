@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from staticmem.frontends.architectures import model_name
 from staticmem.report.html import head, sections
 from staticmem.report.html.beside import Extras
-from staticmem.report.html.charts import Span
+from staticmem.report.html.charts import Columns, Span
 from staticmem.report.html.pack import block, packed_text
 from staticmem.report.html.page import cut, data, json_text, page, visible
 from staticmem.report.json import dumps
-from staticmem.report.model import Report
+from staticmem.report.model import ModuleBytes, Report
 from staticmem.report.text import PLAIN, View
 
 SCRIPTS = ("pack.js", "chart.js", "timeline.js", "addresses.js", "icicle.js", "what_if.js", "report.js")
@@ -33,6 +34,7 @@ def render(report: Report, extras: Extras | None = None, view: View = PLAIN) -> 
         ("fit", "Fit", head.fit_table(extras.cards, view)),
         ("timeline", "Timeline", sections.timeline_section(report) if extras.timeline is not None else ""),
         ("peak", "Peak", sections.peak_section(report, view)),
+        ("owners", "Owners", sections.owner_section(report, view)),
         ("modules", "Modules", sections.module_section(report, view)),
         ("addresses", "Addresses", sections.address_section(extras, view)),
         ("what-if", "What if", sections.what_if_section(extras.what_if)),
@@ -56,6 +58,8 @@ def _blocks(report: Report, extras: Extras, view: View) -> list[str]:
         data("sm-report", BASE64, packed_text(dumps(report))),
         data("sm-modules", BASE64, _modules(report)),
     ]
+    if report.owners:
+        blocks.append(data("sm-owners", BASE64, _owners(report)))
     if extras.timeline is not None:
         blocks.append(data("sm-timeline", BASE64, extras.timeline.packed()))
     if extras.addresses is not None:
@@ -93,8 +97,19 @@ def _spans(spans: tuple[Span, ...]) -> list[list[Any]]:
 
 
 def _modules(report: Report) -> str:
-    """Bytes of the modules at the peak by category, in units of 512."""
-    rows = report.peak.by_module
+    return block(*_columns(report, report.peak.by_module))
+
+
+def _owners(report: Report) -> str:
+    """The modules of each owner; `owner` is its place in `owners`."""
+    places = [place for place, owner in enumerate(report.owners) for _ in owner.by_module]
+    columns, strings = _columns(report, [module for owner in report.owners for module in owner.by_module])
+    owners = [visible(cut(owner.owner)) for owner in report.owners]
+    return block({**columns, "owner": ("plain", places)}, {**strings, "owners": owners})
+
+
+def _columns(report: Report, rows: Sequence[ModuleBytes]) -> tuple[Columns, dict[str, list[str]]]:
+    """Bytes of modules at the peak by category, in units of 512."""
     categories = list(report.peak.by_category)
-    columns = {part: ("plain", [row.by_category.get(part, 0) // 512 for row in rows]) for part in categories}
-    return block(columns, {"modules": [visible(cut(row.module)) for row in rows], "categories": categories})
+    columns: Columns = {part: ("plain", [row.by_category.get(part, 0) // 512 for row in rows]) for part in categories}
+    return columns, {"modules": [visible(cut(row.module)) for row in rows], "categories": categories}

@@ -111,9 +111,46 @@ def module_section(report: Report, view: View) -> str:
         module = name(row.module) if row.module else "the model itself"
         rows.append((module, view.size(row.bytes), text, stacked_bar(parts, text)))
     grid = table(("Module (its own)", "Bytes", "Share", ""), rows, right=(1, 2), caption="Modules at the peak")
-    body = template("icicle.html", count=str(len(rows)), table=grid)
+    summary = f"The {len(rows)} largest modules as a table"
+    body = template("icicle.html", id="icicle", label="Memory at the peak by module", summary=summary, table=grid)
     lead = "From left to right: the model, its modules, theirs. Choose one to see it alone; Backspace goes back."
     return section("modules", "By module", body, lead)
+
+
+def owner_section(report: Report, view: View) -> str:
+    """Who holds what is alive at the peak: the icicle of owners with their modules, and the same as tables."""
+    if not report.owners:
+        return ""
+    live, rows = max(report.peak.live_bytes, 1), []
+    for row in report.owners:
+        sizes: dict[str, int] = {}
+        for module in row.by_module:
+            for part, nbytes in module.by_category.items():
+                sizes[part] = sizes.get(part, 0) + nbytes
+        parts = [(f"c-{part}", sizes.get(part, 0) / live, part_name(part)) for part in ORDER]
+        text = percent(row.bytes, live)
+        kept = f"<br><small>kept by {esc(' and '.join(row.kept_by))}</small>" if row.kept_by else ""
+        freed = view.size(row.retained_bytes)
+        rows.append((f"{esc(row.owner)}{kept}", view.size(row.bytes), freed, text, stacked_bar(parts, text)))
+    grid = table(
+        ("Owner", "Holds alone", "Freed if it lets go", "Share", ""),
+        rows,
+        right=(1, 2, 3),
+        caption="Owners at the peak",
+    )
+    held = [(name(row.owner), view.size(row.bytes), view.size(row.retained_bytes)) for row in report.modules[:30]]
+    if held:
+        grid += table(
+            ("Module", "Its owners hold alone", "Freed if they let go"),
+            held,
+            right=(1, 2),
+            caption="Modules whose owners hold memory at the peak",
+        )
+    body = template(
+        "icicle.html", id="owners-icicle", label="Memory at the peak by owner", summary="As tables", table=grid
+    )
+    lead = "From left to right: the process, the owners that would have to let go, the modules that their memory is of."
+    return section("owners", "By owner", body, lead)
 
 
 def what_if_section(what_if: WhatIf | None) -> str:

@@ -3,16 +3,18 @@
 const ICICLE_HEIGHT = 420;
 const ICICLE_LEAST = 3; // pixels: what is thinner is not drawn
 
-/** The tree of modules: { name, path, own, bytes, parts, children }. */
-function moduleTree(block) {
-  const root = { name: "model", path: "", own: 0, bytes: 0, parts: {}, children: new Map() };
+/** The tree of modules, below their owners where the block has these: { name, path, own, bytes, parts, children }. */
+function moduleTree(block, title) {
+  const root = { name: title, path: "", own: 0, bytes: 0, parts: {}, children: new Map() };
   block.strings.modules.forEach((path, row) => {
     let node = root;
-    const names = path === "" ? [] : path.split(".");
+    const owner = block.owner ? [block.strings.owners[block.owner[row]]] : [];
+    const names = [...owner, ...(path === "" ? [] : path.split("."))];
     const chain = [root];
     names.forEach((name, depth) => {
       if (!node.children.has(name)) {
-        const below = names.slice(0, depth + 1).join(".");
+        const modules = names.slice(owner.length, depth + 1).join(".");
+        const below = [...owner, modules].filter((part) => part !== "").join(": ");
         node.children.set(name, { name, path: below, own: 0, bytes: 0, parts: {}, children: new Map() });
       }
       node = node.children.get(name);
@@ -32,12 +34,12 @@ function moduleTree(block) {
 }
 
 class Icicle {
-  constructor(block, units) {
+  constructor(block, units, id, title) {
     this.units = units;
-    this.svg = byId("icicle");
-    this.crumbs = byId("crumbs");
-    this.now = byId("icicle-now");
-    this.root = moduleTree(block);
+    this.svg = byId(id);
+    this.crumbs = byId(`${id}-crumbs`);
+    this.now = byId(`${id}-now`);
+    this.root = moduleTree(block, title);
     this.trail = [this.root];
     this.svg.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.resize()).observe(this.svg);
@@ -135,7 +137,7 @@ class Icicle {
     const parts = Object.entries(node.parts).sort((a, b) => b[1] - a[1])
       .map(([name, bytes]) => `${categoryName(name)} ${formatBytes(bytes, this.units)}`).join(", ");
     const own = node.children.size && node.own ? `, ${formatBytes(node.own, this.units)} its own` : "";
-    const who = node.count === undefined ? node.path || "model" : `${node.name} in ${node.path || "the model"}`;
+    const who = node.count === undefined ? node.path || this.root.name : `${node.name} in ${node.path || this.root.name}`;
     return `${who}: ${formatBytes(node.bytes, this.units)}, ${share} % of the peak${own} (${parts})`;
   }
 
@@ -160,6 +162,6 @@ class Icicle {
   }
 }
 
-function initIcicle(block, settings) {
-  return block === null || byId("icicle") === null ? null : new Icicle(block, settings.units);
+function initIcicle(block, settings, id, title) {
+  return block === null || byId(id) === null ? null : new Icicle(block, settings.units, id, title);
 }

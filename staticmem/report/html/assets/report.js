@@ -12,10 +12,11 @@ async function main() {
   }
   const timeline = initTimeline(await columnsBlock("sm-timeline"), settings);
   const addresses = initAddresses(await columnsBlock("sm-addresses"), settings, timeline?.source ?? null);
-  const icicle = initIcicle(await columnsBlock("sm-modules"), settings);
+  const icicle = initIcicle(await columnsBlock("sm-modules"), settings, "icicle", "model");
+  const owners = initIcicle(await columnsBlock("sm-owners"), settings, "owners-icicle", "process");
   const whatIf = initWhatIf(settings);
   window.staticmem = Object.freeze({
-    settings, timeline, addresses, icicle, whatIf, setTheme,
+    settings, timeline, addresses, icicle, owners, whatIf, setTheme,
     report: async () => JSON.parse(await textBlock("sm-report")),
     reportText: () => textBlock("sm-report"),
     ready: performance.now(), // milliseconds since the page began to load
