@@ -58,9 +58,11 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
     if versioned and "version" not in values and values:
         first = next(iter(root.value.values()))[0]
         raise DocumentError(
-            f"{first.place}: 'version' is missing", "A config says which version of the format it is.",
-            f"Write `version: {VERSION}` as its first key.", UNKNOWN_KEY,
-        )  # fmt: skip
+            f"{first.place}: 'version' is missing",
+            "A config says which version of the format it is.",
+            f"Write `version: {VERSION}` as its first key.",
+            UNKNOWN_KEY,
+        )
     for one, other in (("train", "infer"), ("train", "generate"), ("infer", "generate")):
         _exclude(root, one, other, "A configuration trains, infers or generates.", "Put the other into scenarios.")
     _exclude(root, "what_if", "scenarios", "A sweep is a cross product or a list.", "Keep one of them.")

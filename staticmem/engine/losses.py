@@ -41,9 +41,7 @@ from staticmem.scenario.losses import (
 
 _WITH_TARGET_OF_THE_OUTPUT = ("mse", "l1", "smooth-l1", "bce")  # of its shape
 _AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of the model
-_CALLS = {
-    "l1": "aten::l1_loss", "smooth-l1": "aten::smooth_l1_loss", "bce": "aten::binary_cross_entropy_with_logits",
-}  # fmt: skip
+_CALLS = {"l1": "aten::l1_loss", "smooth-l1": "aten::smooth_l1_loss", "bce": "aten::binary_cross_entropy_with_logits"}
 
 
 class Criterion(Feature):

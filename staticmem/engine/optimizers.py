@@ -70,9 +70,14 @@ def _with_projections(
     rest = [p for p in parameters if id(p) not in targets]
     facts = projecting(asked, scenario.optimizer == APOLLO)
     return Optimizer(
-        e, PLAIN, "for-loop", [*rest, *projected], scenario.offload_optimizer,
-        own={id(p): facts for p in projected}, said=[note_on(asked, projected, len(rest))],
-    )  # fmt: skip
+        e,
+        PLAIN,
+        "for-loop",
+        [*rest, *projected],
+        scenario.offload_optimizer,
+        own={id(p): facts for p in projected},
+        said=[note_on(asked, projected, len(rest))],
+    )
 
 
 class Several:

@@ -42,9 +42,14 @@ def strategy_of(request: Request) -> Strategy:
     mixed, experts = _mixed_precision(request), request.expert_parallel or 1
     adapters = lora_of(lora_text(request.lora)).fixed_dtype if request.lora is not None else None
     return Strategy(
-        request.parallel, request.devices, mixed, micro_batches, expert_ranks=experts,
-        model=dtypes.parse(request.dtype) if request.dtype is not None else None, adapters=adapters,
-    )  # fmt: skip
+        request.parallel,
+        request.devices,
+        mixed,
+        micro_batches,
+        expert_ranks=experts,
+        model=dtypes.parse(request.dtype) if request.dtype is not None else None,
+        adapters=adapters,
+    )
 
 
 def _mixed_precision(request: Request) -> bool:

@@ -472,9 +472,14 @@ def _cumsum(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
 
 # whole numbers that an element type holds exactly (IEEE 754 significands; two's complement)
 _RANGES: Mapping[str, tuple[int, int]] = {
-    "int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1),
-    "float16": (-(2**11), 2**11), "bfloat16": (-(2**8), 2**8), "float32": (-(2**24), 2**24),
+    "int8": (-128, 127),
+    "uint8": (0, 255),
+    "int16": (-(2**15), 2**15 - 1),
+    "int32": (-(2**31), 2**31 - 1),
+    "float16": (-(2**11), 2**11),
+    "bfloat16": (-(2**8), 2**8),
+    "float32": (-(2**24), 2**24),
     "float64": (-(2**53), 2**53),
-}  # fmt: skip
+}
 _FRESH = ("aten::cat", "aten::diff")
 _WRITE_NOTHING = frozenset(("detach_", "requires_grad_"))

@@ -135,13 +135,15 @@ _OF_THE_FILE = (
         "folded norms",
         "nothing: it warns of batch norms that were folded into convolutions",
         "torch/csrc/jit/passes/onnx/eval_peephole.cpp, fuseConvBatchNorm",
-        "restoring.evidence:folded_norms", kinds=("convolution",),
+        "restoring.evidence:folded_norms",
+        kinds=("convolution",),
     ),
     Pass(
         "tensors of the module",
         "parameters, buffers and constants in the sizes that PyTorch stores, without those that no op reads",
         "torch/nn/modules/linear.py and batchnorm.py",
-        "restoring.onnx_tensors:own_tensors", needed=True,
+        "restoring.onnx_tensors:own_tensors",
+        needed=True,
         ensures="the graph has its parameters, buffers and constants",
     ),
     Pass(
@@ -157,14 +159,15 @@ _OF_THE_FILE = (
         "restoring.evidence:sizes_in_data",
         kinds=("data_sized",),
     ),
-)  # fmt: skip
+)
 
 _RECURRENT_CALLS = Pass(
     "recurrent layers",
     "one call for all layers of nn.LSTM, nn.GRU or nn.RNN, of which ONNX has an operator each, with gates in its order",
     "aten/src/ATen/native/cudnn/RNN.cpp; onnxscript/function_libs/torch_lib/ops/core.py, aten_lstm",
-    "restoring.recurrent_layers:whole_calls", "aten::lstm aten::gru aten::rnn_tanh aten::rnn_relu",
-)  # fmt: skip
+    "restoring.recurrent_layers:whole_calls",
+    "aten::lstm aten::gru aten::rnn_tanh aten::rnn_relu",
+)
 
 _REENTRANT = Pass(
     "reentrant checkpoints",
@@ -193,18 +196,23 @@ FX_TEXTS: tuple[Pass, ...] = (
     Rewrite(
         "promotions",
         "sums of integers that promote inside one kernel: the decomposition casts before them",
-        _DECOMPOSITIONS, "restoring.core_aten:promotions", "prims::convert_element_type",
+        _DECOMPOSITIONS,
+        "restoring.core_aten:promotions",
+        "prims::convert_element_type",
     ),
     Rewrite(
         "calls of eager code",
         "the calls of eager code, of which run_decompositions makes calls of core ATen",
-        _DECOMPOSITIONS, "restoring.core_aten:plain_calls",
+        _DECOMPOSITIONS,
+        "restoring.core_aten:plain_calls",
         ensures="ops have the targets of torch.nn.functional: aten::batch_norm, aten::conv2d",
     ),
     Rewrite(
         "Python numbers",
         "numbers of arithmetic, which the decomposition makes tensors",
-        _DECOMPOSITIONS, "restoring.core_aten:inline_scalars", "aten::scalar_tensor",
+        _DECOMPOSITIONS,
+        "restoring.core_aten:inline_scalars",
+        "aten::scalar_tensor",
     ),
     Rewrite(
         "aliases",
@@ -218,19 +226,22 @@ FX_TEXTS: tuple[Pass, ...] = (
         "noise in place",
         "noise of stochastic depth and dropout_, which functionalisation makes out of place",
         "torchvision/ops/stochastic_depth.py, ATen/native/Dropout.cpp",
-        "restoring.views:in_place_noise", "aten::bernoulli",
+        "restoring.views:in_place_noise",
+        "aten::bernoulli",
     ),
     Rewrite(
         "adaptive pools",
         "adaptive pools, exported as a mean or as a pool with fixed kernels",
-        _DECOMPOSITIONS, "restoring.core_aten:adaptive_pools",
+        _DECOMPOSITIONS,
+        "restoring.core_aten:adaptive_pools",
         "aten::mean aten::avg_pool1d aten::avg_pool2d aten::avg_pool3d",
     ),
     Rewrite(
         "writes into parts",
         "x[a:b] = y in place on a view, of which functionalisation makes scatters",
         "aten/src/ATen/FunctionalInverses.cpp",
-        "restoring.views:writes_into_parts", "aten::slice_scatter aten::select_scatter",
+        "restoring.views:writes_into_parts",
+        "aten::slice_scatter aten::select_scatter",
     ),
     Rewrite(
         "views",
@@ -241,52 +252,67 @@ FX_TEXTS: tuple[Pass, ...] = (
     Rewrite(
         "reshapes",
         "reshape, contiguous and flatten, which are exported as clone and view",
-        _DECOMPOSITIONS, "restoring.core_aten:reshapes", "aten::clone aten::_unsafe_view aten::view",
+        _DECOMPOSITIONS,
+        "restoring.core_aten:reshapes",
+        "aten::clone aten::_unsafe_view aten::view",
     ),
     Rewrite(
         "packed projections",
         "contiguous() of the packed projection of nn.MultiheadAttention, which optimised exports drop",
         "torch/nn/functional.py, _in_projection_packed",
-        "restoring.core_aten:packed_projection", "aten::squeeze", classes=("torch.nn.modules.activation.",),
+        "restoring.core_aten:packed_projection",
+        "aten::squeeze",
+        classes=("torch.nn.modules.activation.",),
     ),
     Rewrite(
         "differences",
         "diff, which is exported as cat, two slices and sub",
-        _DECOMPOSITIONS, "restoring.core_aten:differences", "aten::cat",
+        _DECOMPOSITIONS,
+        "restoring.core_aten:differences",
+        "aten::cat",
     ),
     Rewrite(
         "exponential noise",
         "exponential_(), which is exported as the logarithm of a uniform",
         "torch/_refs/__init__.py, exponential",
-        "restoring.taken_apart:exponentials", "aten::rand_like",
+        "restoring.taken_apart:exponentials",
+        "aten::rand_like",
     ),
     Rewrite(
         "losses",
         "losses that are exported as element-wise ops",
-        _DECOMPOSITIONS, "restoring.taken_apart:losses", _LAST_OF_LOSSES,
+        _DECOMPOSITIONS,
+        "restoring.taken_apart:losses",
+        _LAST_OF_LOSSES,
     ),
     Rewrite(
         "weight norms",
         "weight_norm, which is exported as a norm, a quotient and a product",
-        _DECOMPOSITIONS, "restoring.taken_apart:weight_norms", "aten::linalg_vector_norm",
+        _DECOMPOSITIONS,
+        "restoring.taken_apart:weight_norms",
+        "aten::linalg_vector_norm",
     ),
     Rewrite(
         "rms norms",
         "rms_norm, which is exported as powers, a mean, a root and products",
         "aten/src/ATen/native/layer_norm.cpp, rms_norm_composite",
-        "restoring.taken_apart:rms_norms", "aten::rsqrt",
+        "restoring.taken_apart:rms_norms",
+        "aten::rsqrt",
     ),
     Rewrite(
         "recurrent cells",
         "steps of recurrent layers that are exported as element-wise ops",
         "aten/src/ATen/native/RNN.cpp",
-        "restoring.recurrent_layers:cells", _RECURRENT, classes=("torch.nn.modules.rnn.",),
+        "restoring.recurrent_layers:cells",
+        _RECURRENT,
+        classes=("torch.nn.modules.rnn.",),
     ),
     Pass(
         "statistics",
         "std, var, cdist and index_add, of which the export makes primitive ops",
         "torch/_refs/__init__.py, torch/_decomp/decompositions.py",
-        "restoring.taken_apart:statistics", "prims::var aten::index_put aten::sqrt",
+        "restoring.taken_apart:statistics",
+        "prims::var aten::index_put aten::sqrt",
     ),
     Pass(
         "calls of modules",
@@ -299,7 +325,8 @@ FX_TEXTS: tuple[Pass, ...] = (
         "casts to float32",
         "casts of norms and rotary embeddings, which return their input in a float32 export",
         "transformers, modeling_llama.py and modeling_t5.py",
-        "restoring.upcasts:restore_casts", classes=("transformers.",),
+        "restoring.upcasts:restore_casts",
+        classes=("transformers.",),
     ),
     Pass(
         "casts of lines",
@@ -316,7 +343,7 @@ FX_TEXTS: tuple[Pass, ...] = (
     _RECURRENT_CALLS,
     *_OF_THE_FILE,
     _REENTRANT,
-)  # fmt: skip
+)
 """Passes over ONNX files whose nodes carry the texts of FX nodes: those of torch.onnx.export(dynamo=True)."""
 
 NODES: tuple[Pass, ...] = (
@@ -330,7 +357,8 @@ NODES: tuple[Pass, ...] = (
         "augmented parts",
         "x[a:b] += y, which the TorchScript exporter writes as two assignments",
         "torch/csrc/jit/passes/onnx/remove_inplace_ops_for_onnx.cpp",
-        "restoring.views:augmented_parts", "aten::copy_",
+        "restoring.views:augmented_parts",
+        "aten::copy_",
     ),
     Pass(
         "unused ops",
@@ -341,28 +369,34 @@ NODES: tuple[Pass, ...] = (
     Rewrite(
         "losses",
         "losses that are exported as element-wise ops",
-        _DECOMPOSITIONS, "restoring.taken_apart:losses", _LAST_OF_LOSSES,
+        _DECOMPOSITIONS,
+        "restoring.taken_apart:losses",
+        _LAST_OF_LOSSES,
     ),
     Rewrite(
         "weight norms",
         "weight_norm, which is exported as a norm, a quotient and a product",
-        _DECOMPOSITIONS, "restoring.taken_apart:weight_norms", "aten::linalg_vector_norm",
+        _DECOMPOSITIONS,
+        "restoring.taken_apart:weight_norms",
+        "aten::linalg_vector_norm",
     ),
     Rewrite(
         "recurrent cells",
         "steps of recurrent layers that are exported as element-wise ops",
         "aten/src/ATen/native/RNN.cpp",
-        "restoring.recurrent_layers:traced_cells", _RECURRENT,
+        "restoring.recurrent_layers:traced_cells",
+        _RECURRENT,
     ),
     Pass(
         "operators on integers",
         "nothing: it notes the operators that have no counterpart in ATen",
         "onnx/docs/Operators.md",
-        "restoring.evidence:integer_results", kinds=("integer",),
+        "restoring.evidence:integer_results",
+        kinds=("integer",),
     ),
     _RECURRENT_CALLS,
     *_OF_THE_FILE,
-)  # fmt: skip
+)
 """Passes over ONNX files of the TorchScript exporter and of others, of which only the nodes tell."""
 
 EXPORTED: tuple[Pass, ...] = (_NAMES, _REENTRANT)
@@ -373,16 +407,19 @@ IN_PLACE = (
         "products with sigmoid",
         "x * sigmoid(x) and x * tanh(softplus(x)) of the code, which have the nodes of silu and mish",
         "torch/onnx/_internal/torchscript_exporter/symbolic_opset9.py, silu",
-        "restoring.inplace:take_apart", "aten::silu aten::mish", _INPLACE_POLICY,
+        "restoring.inplace:take_apart",
+        "aten::silu aten::mish",
+        _INPLACE_POLICY,
     ),
     Pass(
         "in place",
         "activations and residual adds that ran in place: exports to ONNX make every op out of place",
         "the sources of torchvision, timm and transformers, and the source lines in the file",
-        "restoring.inplace:run_in_place", option=_INPLACE_POLICY,
+        "restoring.inplace:run_in_place",
+        option=_INPLACE_POLICY,
         ensures="a target that ends with an underscore writes into its first argument",
     ),
-)  # fmt: skip
+)
 
 _TRAINING = attrgetter("scenario.training")
 
@@ -426,117 +463,145 @@ STEP = (
         "code of training alone",
         "the graph of inference, without lines that run in training alone: `... if self.training else None`",
         "torch/nn/modules/module.py, Module.train",
-        "requested.training_code:drop_training_code", option=_is_inference,
+        "requested.training_code:drop_training_code",
+        option=_is_inference,
     ),
     *IN_PLACE,
     Pass(
         "unfolded batch norms",
         "batch norms that an export in inference mode folded into convolutions",
         "torch/nn/utils/fusion.py, fuse_conv_bn_eval",
-        "restoring.batch_norms:unfold_batch_norms", option=attrgetter("scenario.unfold_batchnorm"),
+        "restoring.batch_norms:unfold_batch_norms",
+        option=attrgetter("scenario.unfold_batchnorm"),
         kinds=("convolution",),
     ),
     Pass(
         "batch norms in training",
         "the training form of batch norms that were exported in eval mode",
         "torch/nn/modules/module.py, Module.train",
-        "restoring.batch_norms:train_batch_norm", "aten::batch_norm", _TRAINING,
+        "restoring.batch_norms:train_batch_norm",
+        "aten::batch_norm",
+        _TRAINING,
     ),
     Pass(
         "batch norms in place",
         "nothing that the file lost: batch norms with their activation as InPlaceABN, which overwrites its input",
         "mapillary/inplace_abn, inplace_abn/functions.py",
-        "requested.inplace_abn:replace_norms", option=attrgetter("scenario.inplace_abn"),
+        "requested.inplace_abn:replace_norms",
+        option=attrgetter("scenario.inplace_abn"),
     ),
     Pass(
         "custom functions",
         "nothing: it names custom autograd functions, of whose backward the file says nothing",
         "torch/autograd/function.py, Function.apply",
-        "restoring.evidence:name_custom_functions", option=_TRAINING,
+        "restoring.evidence:name_custom_functions",
+        option=_TRAINING,
     ),
     Pass(
         "tied parameters",
         "one storage under several names, of which exports keep one",
         "transformers/modeling_utils.py, tie_weights",
-        "requested.parameters:tie_parameters", needed=True,
+        "requested.parameters:tie_parameters",
+        needed=True,
         ensures="a parameter comes after the one whose storage it shares",
     ),
     Pass(
         "attention masks",
         "attention without masks, or with is_causal: transformers builds masks only while it exports",
         "transformers/masking_utils.py, _ignore_causal_mask_sdpa",
-        "restoring.masks:drop_masks", "aten::scaled_dot_product_attention aten::where",
+        "restoring.masks:drop_masks",
+        "aten::scaled_dot_product_attention aten::where",
     ),
     Pass(
         "products of experts",
         "the products that transformers runs on a GPU, and casts to the type of weights: an export has resolved it",
         "transformers/integrations/moe.py, _grouped_mm",
-        "restoring.experts:run_grouped", "aten::_grouped_mm transformers::grouped_mm_fallback",
+        "restoring.experts:run_grouped",
+        "aten::_grouped_mm transformers::grouped_mm_fallback",
         classes=("transformers.",),
     ),
     Pass(
         "dtypes of lines",
         "which of the casts to float32 the code names, and which have the dtype of a tensor: an export has resolved it",
         "source lines of stack traces",
-        "restoring.upcasts:dtypes_of_lines", kinds=("cast", "factory"), option=_cast_of_model,
+        "restoring.upcasts:dtypes_of_lines",
+        kinds=("cast", "factory"),
+        option=_cast_of_model,
     ),
     Pass(
         "noise of stochastic depth",
         "the dtype of the noise, which is that of the tensor it multiplies: an export has resolved it",
         "torchvision/ops/stochastic_depth.py",
-        "restoring.views:follow_operand", "aten::empty",
+        "restoring.views:follow_operand",
+        "aten::empty",
     ),
     Pass(
         "trained parameters",
         "requires_grad of a file that was exported for inference, in which no parameter has it",
         "torch/nn/modules/module.py, Module.requires_grad_",
-        "requested.parameters:thaw", option=_TRAINING,
+        "requested.parameters:thaw",
+        option=_TRAINING,
     ),
     Pass(
         "frozen parameters",
         "requires_grad False of the parameters whose names match --freeze",
         "torch/nn/modules/module.py, Module.named_parameters",
-        "requested.parameters:freeze", option=_frozen_names, fact=attrgetter("parameters"),
+        "requested.parameters:freeze",
+        option=_frozen_names,
+        fact=attrgetter("parameters"),
     ),
     Pass(
         "quantised weights",
         "weights of linear layers in few bits, with their statistics, as bitsandbytes holds them",
         "transformers/integrations/bitsandbytes.py, replace_with_bnb_linear",
-        "requested.quantized_weights:quantize", option=_quantized_weights,
+        "requested.quantized_weights:quantize",
+        option=_quantized_weights,
     ),
     Pass(
         "adapters",
         "low-rank adapters of --lora beside layers, and everything else frozen",
         "peft/tuners/lora/layer.py, Linear.forward",
-        "requested.adapters:insert", option=_adapters,
+        "requested.adapters:insert",
+        option=_adapters,
     ),
     Pass(
         "expert parallelism",
         "nothing that the file lost: experts of one rank of several, with the exchange of tokens between them",
         "torchtitan/models/common/token_dispatcher.py, AllToAllTokenDispatcher",
-        "requested.expert_parallel:split_experts", option=attrgetter("scenario.experts"),
+        "requested.expert_parallel:split_experts",
+        option=attrgetter("scenario.experts"),
     ),
     Pass(
         "context parallelism",
         "nothing that the file lost: attention of one rank of several, which have a part of the sequence each",
         "torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention",
-        "requested.context_parallel:split_sequence", option=attrgetter("scenario.context"),
+        "requested.context_parallel:split_sequence",
+        option=attrgetter("scenario.context"),
     ),
     Pass(
         "loss of the last linear layer",
         "nothing that the file lost: it adds the loss of --loss, in which the last linear layer may run",
         "transformers/loss/loss_utils.py, torchtune/modules/loss, liger_kernel/ops/fused_linear_cross_entropy.py",
-        "requested.head_losses:end_with_loss", option=_head_loss, fact=attrgetter("logits"),
+        "requested.head_losses:end_with_loss",
+        option=_head_loss,
+        fact=attrgetter("logits"),
         ensures="the first output is the loss",
     ),
-)  # fmt: skip
+)
 """Passes that depend on what the step is asked to do."""
 
 
 _ON_RECORDINGS = (
-    "products of experts", "batch norms in place", "trained parameters", "frozen parameters", "quantised weights",
-    "adapters", "expert parallelism", "context parallelism", "loss of the last linear layer",
-)  # fmt: skip
+    "products of experts",
+    "batch norms in place",
+    "trained parameters",
+    "frozen parameters",
+    "quantised weights",
+    "adapters",
+    "expert parallelism",
+    "context parallelism",
+    "loss of the last linear layer",
+)
 DECODER = tuple(each for each in STEP if each.name != "attention masks")
 """Passes over a decoder for generation, which makes the masks of its steps itself (`passes.requested.generation`)."""
 

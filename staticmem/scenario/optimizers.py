@@ -17,14 +17,20 @@ from staticmem.scenario.options import LEVERS, STEP, TRAINED, UPDATED, option
 
 GALORE, APOLLO = LOW_RANK = ("galore-adamw", "apollo-adamw")
 TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
-    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad", "radam": "RAdam",
-    "nadam": "NAdam", "adamax": "Adamax", "adadelta": "Adadelta", "adafactor": "Adafactor",
-}  # fmt: skip
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "rmsprop": "RMSprop",
+    "adagrad": "Adagrad",
+    "radam": "RAdam",
+    "nadam": "NAdam",
+    "adamax": "Adamax",
+    "adadelta": "Adadelta",
+    "adafactor": "Adafactor",
+}
 # of bitsandbytes.optim: those without "8bit" have states in float32, paged ones keep large states in managed memory
-BITSANDBYTES = (
-    "adam-8bit", "adamw-8bit", "lion-8bit", "adamw-32bit", "lion-32bit",
-    "paged-adamw-8bit", "paged-adamw-32bit", "paged-lion-8bit", "paged-lion-32bit",
-)  # fmt: skip
+_PAGED = ("paged-adamw-8bit", "paged-adamw-32bit", "paged-lion-8bit", "paged-lion-32bit")
+BITSANDBYTES = ("adam-8bit", "adamw-8bit", "lion-8bit", "adamw-32bit", "lion-32bit", *_PAGED)
 # AdamW of torchao.optim: states of 8 or 4 bits, or FP8 E4M3, with a scale for each block
 TORCHAO = ("torchao-adamw-8bit", "torchao-adamw-4bit", "torchao-adamw-fp8")
 # muon is torch.optim.Muon beside an AdamW, lion timm's, adafactor-hf transformers' Adafactor, those of `LOW_RANK` are
@@ -206,8 +212,8 @@ def low_rank_of(optimizer: str, args: str, targets: Sequence[str]) -> LowRank:
     asked = LowRank(
         tuple(targets), rank, gap, values.get("proj_type", "std"),
         svd=optimizer == GALORE or values.get("proj", "random") == "svd",
-        by_channel=values.get("scale_type", "channel") == "channel",
-    )  # fmt: skip
+        by_channel=values.get("scale_type", "channel") == "channel"
+    )
     if optimizer == APOLLO and asked.by_channel and asked.side != "std":
         raise _wrong(
             f"proj_type={asked.side} of {optimizer}",

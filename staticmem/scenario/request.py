@@ -53,10 +53,8 @@ from staticmem.version import DEFAULTS_CHANGED, REFERENCE_RELEASE, release_of_st
 
 GENERATE = "generate"
 MODES = ("train", "infer", GENERATE)
-_CHOICES = (  # options whose words are checked at once
-    "preset", "zero_grad", "method", "cudnn", "module_loading", "inplace_activations", "parallel", "outputs",
-    "rotate_method",
-)  # fmt: skip
+# options whose words are checked at once
+_CHOICES = "preset zero_grad method cudnn module_loading inplace_activations parallel outputs rotate_method".split()
 ALL = sys.maxsize  # for `top`: every tensor
 
 

@@ -407,19 +407,32 @@ def card_fit(study: Study, name: str, spread: tuple[int, int] | None = None) -> 
 
 
 def fit_on(
-    result: StepResult, request: Request, name: str, spread: tuple[int, int],
+    result: StepResult,
+    request: Request,
+    name: str,
+    spread: tuple[int, int],
     unlimited: Callable[[StepResult, Device], Unlimited],
-) -> CardFit:  # fmt: skip
+) -> CardFit:
     """The meters of a step of a request on a card, as reports have them; `unlimited` as in `on_device`."""
     device = device_of(replace(request, gpu=name))
     gpu, meters = device.gpu, on_device(result, device, unlimited).widened(*spread)
     verdict, need = meters.verdict, meters.device
     return CardFit(
-        gpu.slug, gpu.usable, verdict.fit.value, meters.allocated.expected, meters.reserved.expected,
-        need.expected, need.low, need.high, max(verdict.headroom, 0), verdict.missing,
-        obstacle=verdict.standing.obstacle, why=verdict.why, condition=verdict.standing.condition,
+        gpu.slug,
+        gpu.usable,
+        verdict.fit.value,
+        meters.allocated.expected,
+        meters.reserved.expected,
+        need.expected,
+        need.low,
+        need.high,
+        max(verdict.headroom, 0),
+        verdict.missing,
+        obstacle=verdict.standing.obstacle,
+        why=verdict.why,
+        condition=verdict.standing.condition,
         least_usable_bytes=verdict.least,
-    )  # fmt: skip
+    )
 
 
 def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0)) -> tuple[CardRow, ...]:
@@ -440,7 +453,19 @@ def card_rows(result: StepResult, asked: Device, spread: tuple[int, int] = (0, 0
 def _row(card: Gpu, outcome: Verdict, asked: bool) -> CardRow:
     low, expected, high = outcome.needed
     return CardRow(
-        card.slug, card.name, card.architecture, card.nominal, card.usable, low, expected, high, outcome.fit.value,
-        outcome.headroom, asked, card.assumed, card.chip if card.chip != card.architecture else "",
-        outcome.why, outcome.standing.condition,
-    )  # fmt: skip
+        card.slug,
+        card.name,
+        card.architecture,
+        card.nominal,
+        card.usable,
+        low,
+        expected,
+        high,
+        outcome.fit.value,
+        outcome.headroom,
+        asked,
+        card.assumed,
+        card.chip if card.chip != card.architecture else "",
+        outcome.why,
+        outcome.standing.condition,
+    )

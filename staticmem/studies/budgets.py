@@ -59,9 +59,22 @@ def _outcome(name: str, row: SweepRow, card: CardFit | None, budget: Budget, nby
     high = card.device_high_bytes if card is not None and budget.metric == "device" else None
     fit, why, condition, missing = stands
     return Outcome(
-        name, row.model, gpu, budget.metric, budget.level, limit, nbytes, margin, passed, None, fit, why, condition,
-        missing, high,
-    )  # fmt: skip
+        name,
+        row.model,
+        gpu,
+        budget.metric,
+        budget.level,
+        limit,
+        nbytes,
+        margin,
+        passed,
+        None,
+        fit,
+        why,
+        condition,
+        missing,
+        high,
+    )
 
 
 def _meter(card: CardFit, metric: str) -> int:

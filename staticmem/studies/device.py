@@ -43,10 +43,15 @@ def device_of(request: Request) -> Device:
     torch = request.torch_version or profile.DEFAULT_TORCH
     software = software.loaded(torch, request.module_loading)
     setup = Setup(
-        gpu.architecture, torch, allow_tf32=request.tf32, channels_last=request.channels_last,
-        benchmark=request.cudnn_benchmark, cudnn=cudnn, profile=software,
+        gpu.architecture,
+        torch,
+        allow_tf32=request.tf32,
+        channels_last=request.channels_last,
+        benchmark=request.cudnn_benchmark,
+        cudnn=cudnn,
+        profile=software,
         multiprocessors=Multiprocessors(gpu.processors, gpus.THREADS[gpu.architecture]),
-    )  # fmt: skip
+    )
     return Device(gpu, setup, parse_settings(request.alloc_conf), bounded=request.gpu is not None)
 
 
@@ -93,20 +98,40 @@ def _standing(card: Gpu, outcome: Verdict) -> Sequence[NoteInfo]:
 def gpu_fit(card: Gpu, outcome: Verdict) -> GpuFit:
     """A verdict as the report has it."""
     return GpuFit(
-        card.slug, card.name, card.architecture, card.usable, outcome.fit.value, max(outcome.headroom, 0),
-        outcome.missing, card.assumed, outcome.why, outcome.standing.obstacle, outcome.standing.condition,
+        card.slug,
+        card.name,
+        card.architecture,
+        card.usable,
+        outcome.fit.value,
+        max(outcome.headroom, 0),
+        outcome.missing,
+        card.assumed,
+        outcome.why,
+        outcome.standing.obstacle,
+        outcome.standing.condition,
         outcome.least,
-    )  # fmt: skip
+    )
 
 
 def _info(request: Request, device: Device, meters: DeviceMeters) -> DeviceInfo:
     setup, asked = device.setup, device.setup.cudnn
     version = setup.profile.cudnn(setup.torch) if asked is None else asked.name
     return DeviceInfo(
-        request.gpu is None, device.gpu.name, device.gpu.architecture, setup.torch, version,
-        "tables" if asked is None else "library", setup.allow_tf32, setup.channels_last, setup.benchmark,
-        request.alloc_conf, meters.step, meters.phase, meters.retries, meters.returned,
-    )  # fmt: skip
+        request.gpu is None,
+        device.gpu.name,
+        device.gpu.architecture,
+        setup.torch,
+        version,
+        "tables" if asked is None else "library",
+        setup.allow_tf32,
+        setup.channels_last,
+        setup.benchmark,
+        request.alloc_conf,
+        meters.step,
+        meters.phase,
+        meters.retries,
+        meters.returned,
+    )
 
 
 def _shared_memory(request: Request, device: Device) -> Sequence[NoteInfo]:

@@ -92,9 +92,18 @@ class _Search:
         rest: dict[str, Any] = {"would_fit": (), "settings": (), **more}
         samples = way.batch * way.accumulate * way.devices
         return Fit(
-            SCHEMA, self.study.model.path, self.card.slug, self.card.name, self.card.usable, samples, fits, way,
-            self._cost(request), tuple(word for word in CHANGES if word in self.options.allow), **rest,
-        )  # fmt: skip
+            SCHEMA,
+            self.study.model.path,
+            self.card.slug,
+            self.card.name,
+            self.card.usable,
+            samples,
+            fits,
+            way,
+            self._cost(request),
+            tuple(word for word in CHANGES if word in self.options.allow),
+            **rest,
+        )
 
     # -- ways ----------------------------------------------------------------------------------------------------
 
@@ -237,12 +246,22 @@ class _Search:
         assert report.peak.device_bytes is not None
         over = fits.missing_bytes or max(band.high - int(TIGHT * self.card.usable), 0)
         return Way(
-            change.concessions, request.batch or 1, request.accumulate, self.devices, request.parallel,
-            flags_of(request), report.peak.live_bytes, band.low, report.peak.device_bytes, band.high, fits.fit,
+            change.concessions,
+            request.batch or 1,
+            request.accumulate,
+            self.devices,
+            request.parallel,
+            flags_of(request),
+            report.peak.live_bytes,
+            band.low,
+            report.peak.device_bytes,
+            band.high,
+            fits.fit,
             0 if fits.fit == "fits" else over,
             *commands(self.study, request, self.card, band.high, self.options.config),
-            fits.why, fits.condition,
-        )  # fmt: skip
+            fits.why,
+            fits.condition,
+        )
 
     def _cost(self, request: Request) -> Cost:
         one = self.study.ask(on_one_device(request))

@@ -90,8 +90,12 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
     tried = tuple(name for name in asked if name in able)
     if not tried:
         why = f"Its settings are those of {titles(able)}, on several devices."
-        raise UsageError(f"there are no {LIBRARIES[library].title} settings for this", why,
-                         "Example: --devices 8 --parallel zero3", "SM295")  # fmt: skip
+        raise UsageError(
+            f"there are no {LIBRARIES[library].title} settings for this",
+            why,
+            "Example: --devices 8 --parallel zero3",
+            "SM295",
+        )
     return tried
 
 
@@ -159,9 +163,19 @@ def _settings(study: Study, request: Request, card: Gpu, name: str, config: bool
     )
     text = library.text(Run(asked, heading, _sharded(graph, asked), checkpointed))
     return Settings(
-        name, library.file, flags, report.peak.live_bytes, band.low, report.peak.device_bytes, band.high, fits.fit,
-        analyze, check, notes, text,
-    )  # fmt: skip
+        name,
+        library.file,
+        flags,
+        report.peak.live_bytes,
+        band.low,
+        report.peak.device_bytes,
+        band.high,
+        fits.fit,
+        analyze,
+        check,
+        notes,
+        text,
+    )
 
 
 def _checkpointed(graph: Graph, request: Request) -> Modules:

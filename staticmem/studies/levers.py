@@ -228,9 +228,14 @@ def optimizer_levers(study: Study) -> Iterator[Lever]:
     if not request.offload_optimizer:
         yield Lever("optimizer state on the CPU", {"offload_optimizer": True}, SAME, "gradients and parameters move")
     plain: dict[str, Any] = {
-        "momentum": 0.0, "nesterov": False, "dampening": 0.0, "amsgrad": False, "centered": False,
-        "optim_target_modules": (), "optim_args": None,
-    }  # fmt: skip
+        "momentum": 0.0,
+        "nesterov": False,
+        "dampening": 0.0,
+        "amsgrad": False,
+        "centered": False,
+        "optim_target_modules": (),
+        "optim_args": None,
+    }
     for other in _LIGHTER:
         fits = not other.endswith("-8bit") or other == f"{optimizer}-8bit" or not other.startswith("adam")
         if other in OPTIMIZERS and other != optimizer and fits:

@@ -348,9 +348,20 @@ def _ruled_out(row: Row, gpu: str) -> CardFit:
     fit = MAY_FIT if left >= 0 else Fit.DOES_NOT_FIT.value
     fit = Fit.CANNOT_RUN.value if outcome.obstacle else fit
     return CardFit(
-        card.slug, card.usable, fit, None, None, None, None, None, max(left, 0), max(-left, 0),
-        obstacle=outcome.obstacle, why=outcome.obstacle, condition=outcome.condition,
-    )  # fmt: skip
+        card.slug,
+        card.usable,
+        fit,
+        None,
+        None,
+        None,
+        None,
+        None,
+        max(left, 0),
+        max(-left, 0),
+        obstacle=outcome.obstacle,
+        why=outcome.obstacle,
+        condition=outcome.condition,
+    )
 
 
 def _needs(request: Request) -> Needs:

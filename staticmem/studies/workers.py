@@ -49,9 +49,11 @@ def in_processes(
 
 def _ended() -> StaticmemError:
     return StaticmemError(
-        "the process that worked on it ended", "Something killed it: often the system, for lack of memory.",
-        "Use fewer processes (--jobs 1), or analyse this configuration alone.", "SM189",
-    )  # fmt: skip
+        "the process that worked on it ended",
+        "Something killed it: often the system, for lack of memory.",
+        "Use fewer processes (--jobs 1), or analyse this configuration alone.",
+        "SM189",
+    )
 
 
 def _alone(task: Task, run: Run[Task]) -> Any:

@@ -182,9 +182,14 @@ def _chunks(head: Head) -> tuple[list[Op], list[str]]:
     parts = [f"{head.op.name}.hidden.{k}" for k in range(count)]
     logits = [f"{head.op.name}.logits.{k}" for k in range(count)]
     split = replace(
-        head.op, name=f"{head.op.name}.chunk", target="aten::chunk", args=(hidden, CHUNKS, 1), kwargs={},
-        outputs=tuple(parts), modules=head.op.modules[:-1],
-    )  # fmt: skip
+        head.op,
+        name=f"{head.op.name}.chunk",
+        target="aten::chunk",
+        args=(hidden, CHUNKS, 1),
+        kwargs={},
+        outputs=tuple(parts),
+        modules=head.op.modules[:-1],
+    )
     chunk_ops = [
         replace(head.op, name=name, args=(Ref(part), weight, bias), kwargs={}, outputs=(name,))
         for part, name in zip(parts, logits, strict=True)

@@ -73,7 +73,9 @@ _ORDERED: dict[str, tuple[str, tuple[Arg, ...], tuple[int, ...]]] = {
     "aten::_native_batch_norm_legit": ("aten::batch_norm", *_TRAINED),
     "aten::native_batch_norm": ("aten::batch_norm", *_TRAINED),
     "aten::_batch_norm_with_update_functional": (
-        "aten::batch_norm", (*_STATISTICS, 0.1, 1e-5), (0, 1, 2, 3, 4, True, 5, 6, True)
+        "aten::batch_norm",
+        (*_STATISTICS, 0.1, 1e-5),
+        (0, 1, 2, 3, 4, True, 5, 6, True),
     ),
     "aten::_native_batch_norm_legit_no_training": ("aten::batch_norm", *_EVALUATED),
     "aten::_batch_norm_no_update": ("aten::batch_norm", *_EVALUATED),
@@ -81,7 +83,7 @@ _ORDERED: dict[str, tuple[str, tuple[Arg, ...], tuple[int, ...]]] = {
     "aten::native_group_norm": ("aten::group_norm", (None, None, None, 0, 0, 0, 1, 1e-5), (0, 6, 1, 2, 7)),
     "aten::_softmax": ("aten::softmax.int", (None, None), (0, 1)),
     "aten::_log_softmax": ("aten::log_softmax.int", (None, None), (0, 1)),
-}  # fmt: skip
+}
 
 
 def _ordered(op: Op) -> Op:

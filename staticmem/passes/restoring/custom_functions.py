@@ -241,9 +241,7 @@ def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int)
             within = (n for op in region if not op.target.startswith(_SIZES) for n in op.outputs)
             saved = dict.fromkeys((*inputs, *within)) if temporaries else ()
             name = f"{result}::function"
-            args: tuple[Arg, ...] = (
-                Ref(result), tuple(map(Ref, inputs)), tuple(map(Ref, saved)), temporaries,
-            )  # fmt: skip
+            args: tuple[Arg, ...] = (Ref(result), tuple(map(Ref, inputs)), tuple(map(Ref, saved)), temporaries)
             like = region[-1]
             ops.append(Op(name, "staticmem::own_backward", args, {}, (name,), like.modules, stack=like.stack))
             renamed[result] = name

@@ -194,11 +194,13 @@ def _own_mask(op: Op, mask: Mask, ops: list[Op], knowledge: Knowledge) -> Op:
     """`where(arange(L)[:, None] >= arange(L)[None, :], bias, min)`, the ops before `where` added to `ops`."""
     length, name = mask.shape[-1], op.outputs[0]
     calls: list[tuple[str, tuple[Arg, ...], str]] = [
-        ("aten::arange", (length,), "rows"), ("aten::unsqueeze", (Ref(f"{name}.rows"), 1), "queries"),
-        ("aten::arange", (length,), "columns"), ("aten::unsqueeze", (Ref(f"{name}.columns"), 0), "keys"),
+        ("aten::arange", (length,), "rows"),
+        ("aten::unsqueeze", (Ref(f"{name}.rows"), 1), "queries"),
+        ("aten::arange", (length,), "columns"),
+        ("aten::unsqueeze", (Ref(f"{name}.columns"), 0), "keys"),
         ("aten::ge.Tensor", (Ref(f"{name}.queries"), Ref(f"{name}.keys")), "causal"),
         ("aten::view", (Ref(f"{name}.causal"), (1, 1, length, length)), "mask"),
-    ]  # fmt: skip
+    ]
     for target, args, part in calls:
         output = f"{name}.{part}"
         new = replace(op, name=output, target=target, args=args, kwargs={}, outputs=(output,), stack=())

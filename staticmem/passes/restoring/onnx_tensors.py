@@ -36,11 +36,19 @@ class FromOnnx:
         """The graph before passes. Its tensors are those of the file until `own_tensors`."""
         net, translated = self.net, self.translated
         return Graph(
-            name=self.decoded.name, format="onnx", producer=net.producer, inputs=self.decoded.inputs, parameters=(),
-            buffers=(), ops=tuple(translated.ops), outputs=translated.outputs, values=net.values,
-            notes=(*self.decoded.tensors.notes, *translated.notes), inplace_known=False,
+            name=self.decoded.name,
+            format="onnx",
+            producer=net.producer,
+            inputs=self.decoded.inputs,
+            parameters=(),
+            buffers=(),
+            ops=tuple(translated.ops),
+            outputs=translated.outputs,
+            values=net.values,
+            notes=(*self.decoded.tensors.notes, *translated.notes),
+            inplace_known=False,
             output_names=net.outputs if len(net.outputs) == len(translated.outputs) else (),
-        )  # fmt: skip
+        )
 
 
 def own_tensors(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note]]:

@@ -353,11 +353,19 @@ def _attention(
         key, value, of_key, of_value, sizes = *latents, (), (), ()
         over_keys = ops_over_keys(graph, latents, (op,), frozenset())
     return Attention(
-        op.name, key, value, given, (*of_key, *of_value), sizes[2] if sizes else 1,
-        mask.name if isinstance(mask, Ref) else "", windows[op.name],
+        op.name,
+        key,
+        value,
+        given,
+        (*of_key, *of_value),
+        sizes[2] if sizes else 1,
+        mask.name if isinstance(mask, Ref) else "",
+        windows[op.name],
         op.kwargs.get("enable_gqa") is True or bool(sizes and same and sizes[-1] <= 256),
-        over_keys[0] if over_keys else op.name, op.name, frozenset(over_keys),
-    )  # fmt: skip
+        over_keys[0] if over_keys else op.name,
+        op.name,
+        frozenset(over_keys),
+    )
 
 
 def _written_attention(
@@ -374,9 +382,21 @@ def _written_attention(
     key, value = _latents(graph, key, value, maker, wide) or (key, value)
     over_keys = ops_over_keys(graph, (key, value), (written.first, written.last), written.scores)
     return Attention(
-        name, key, value, (written.key, written.value), (), 1, choice.outputs[0], windows[name], False,
-        over_keys[0] if over_keys else name, written.last.name, frozenset(over_keys), written.scores, (number, choice),
-    )  # fmt: skip
+        name,
+        key,
+        value,
+        (written.key, written.value),
+        (),
+        1,
+        choice.outputs[0],
+        windows[name],
+        False,
+        over_keys[0] if over_keys else name,
+        written.last.name,
+        frozenset(over_keys),
+        written.scores,
+        (number, choice),
+    )
 
 
 def _before_cast(name: str, maker: Mapping[str, Op]) -> str:

@@ -51,9 +51,7 @@ class Choice:
     def _processed(self, logits: str, asked: Sampling) -> str:
         """The scores after all processors. Those between are let go of when the next ones exist; the logits stay."""
         scores = logits
-        steps = [
-            (self._warmed, asked.warm), (self._top_k, asked.top_k > 0), (self._top_p, asked.top_p < 1),
-        ]  # fmt: skip
+        steps = [(self._warmed, asked.warm), (self._top_k, asked.top_k > 0), (self._top_p, asked.top_p < 1)]
         left = sum(wanted for _, wanted in steps)
         for process, wanted in steps:
             if not wanted:
@@ -276,10 +274,17 @@ class _Generate:
             **prefill.values,
         }
         return replace(
-            prefill, inputs=(prefill.inputs[0], padding), ops=tuple(draft.ops), outputs=(final,), values=values,
-            output_names=(), recorded=recorded, programs=None, generated=parts,
+            prefill,
+            inputs=(prefill.inputs[0], padding),
+            ops=tuple(draft.ops),
+            outputs=(final,),
+            values=values,
+            output_names=(),
+            recorded=recorded,
+            programs=None,
+            generated=parts,
             notes=(*prefill.notes, *_notes(self.asked, all_logits)),
-        )  # fmt: skip
+        )
 
 
 def _notes(asked: Generation, all_logits: bool) -> list[Note]:
