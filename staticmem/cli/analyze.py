@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from staticmem.report.formats import Format
     from staticmem.report.model import LargestSize, Report
     from staticmem.studies import Study
-    from staticmem.studies.sizing_search import Grown
+    from staticmem.studies.sizing_search import GrownSize
 
 RUNTIMES = ("torch", "onnxruntime")
 FORMATS = Formats("report")
@@ -121,7 +121,7 @@ def _name_passes(study: Study) -> None:
     sys.stderr.write("".join(f"{plain(line)}\n" for line in edit_lines(study.result.graph)))
 
 
-def _with_largest(study: Study, grown: Grown) -> tuple[Study, LargestSize]:
+def _with_largest(study: Study, grown: GrownSize) -> tuple[Study, LargestSize]:
     """The largest size on the card that was named, and the study of it where the request gives none."""
     from staticmem.studies.bench import Bench
     from staticmem.studies.largest import largest_size, no_card

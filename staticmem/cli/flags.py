@@ -17,7 +17,7 @@ from staticmem.scenario.options import OUTPUT, Option, unknown
 from staticmem.scenario.request import OPTIONS
 
 if TYPE_CHECKING:
-    from staticmem.studies.sizing_search import Grown
+    from staticmem.studies.sizing_search import GrownSize
 
 # kinds of options whose flags are checked while they are parsed: the noun and the code of the error
 ERRORS = {
@@ -67,16 +67,16 @@ def add_max_dim(group: argparse._ActionsContainer, about: str) -> None:
     group.add_argument("--max-dim", metavar="NAME", help=about)
 
 
-def asked_largest(args: argparse.Namespace) -> Grown:
+def asked_largest(args: argparse.Namespace) -> GrownSize:
     """What --max-batch or --max-dim asks the largest size of.
 
     Raises:
         UsageError: both are given.
     """
-    from staticmem.studies.sizing_search import Grown  # late: --help needs no engine
+    from staticmem.studies.sizing_search import GrownSize  # late: --help needs no engine
 
     check(LARGEST, {name: True for name in ("max_batch", "max_dim") if getattr(args, name) not in (None, False)})
-    return Grown(args.max_dim)
+    return GrownSize(args.max_dim)
 
 
 def add_options(parser: argparse.ArgumentParser, options: Iterable[Option], repeatable: Iterable[str] = ()) -> None:

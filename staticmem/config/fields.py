@@ -12,7 +12,7 @@ from typing import Any
 
 from staticmem.documents import DocumentError, Node
 from staticmem.report.model import METERS
-from staticmem.scenario.kinds import UNKNOWN_KEY, Bytes, Choice, Kind, Named, Several, Text, Whole, kind_of, wrong
+from staticmem.scenario.kinds import UNKNOWN_KEY, Bytes, Choice, Kind, ListOf, Named, Text, Whole, kind_of, wrong
 from staticmem.scenario.options import Option
 from staticmem.scenario.other_words import hint_for
 from staticmem.scenario.request import OPTIONS
@@ -132,11 +132,11 @@ def axes() -> Mapping[str, Entry]:
     """What a sweep can vary: lists of values of options, and of models."""
     kinds: dict[str, Kind] = {"checkpoint": _Checkpoints(), "optimizer": kind_of(OPTIONS["optimizer"], ("none",))}
     listed = {
-        name: Entry(Several(kinds.get(name, entry.kind)), _to_try(entry.about), f"[{entry.example}]")
+        name: Entry(ListOf(kinds.get(name, entry.kind)), _to_try(entry.about), f"[{entry.example}]")
         for name, entry in {**STEP, **GENERATION, **SOFTWARE, "mode": MODE, "alloc_conf": ALLOCATOR}.items()
     }
-    listed["dims"] = Entry(Named(Several(Whole("512"))), "Sizes to try, by name.", "{seq: [512, 1024]}")
-    listed["model"] = Entry(Several(Text("model.pt2")), "Models to try, from the config's folder.", "[a.pt2, b.pt2]")
+    listed["dims"] = Entry(Named(ListOf(Whole("512"))), "Sizes to try, by name.", "{seq: [512, 1024]}")
+    listed["model"] = Entry(ListOf(Text("model.pt2")), "Models to try, from the config's folder.", "[a.pt2, b.pt2]")
     return listed
 
 
@@ -175,8 +175,8 @@ def _budget() -> Mapping[str, Entry]:
 
 
 def _root() -> Mapping[str, Entry]:
-    scenarios = Several(Table(_scenario), bare=False)
-    budgets = Several(Table(_budget, required=("metric", "limit")), bare=False)
+    scenarios = ListOf(Table(_scenario), bare=False)
+    budgets = ListOf(Table(_budget, required=("metric", "limit")), bare=False)
     return {
         "version": Entry(_Version(), f"Version of this format: {VERSION}.", str(VERSION)),
         "model": Entry(MODEL, "The model: a path, or path and dims.", "model.pt2"),
@@ -185,7 +185,7 @@ def _root() -> Mapping[str, Entry]:
         "generate": Entry(
             Table(lambda: DECODING, hints=_INFER_HINTS, lists=True), "Generation with a decoder, in place of train."
         ),
-        "gpus": Entry(Several(Text("h100-sxm-80gb")), "GPUs by name or size.", "[h100-sxm-80gb, 24GB]"),
+        "gpus": Entry(ListOf(Text("h100-sxm-80gb")), "GPUs by name or size.", "[h100-sxm-80gb, 24GB]"),
         "device": Entry(Table(lambda: SOFTWARE), "Software and settings of the GPU."),
         "allocator": Entry(Table(lambda: {"conf": ALLOCATOR}), "Settings of PyTorch's caching allocator."),
         "what_if": Entry(Table(axes), "Lists of values: a sweep takes their cross product."),

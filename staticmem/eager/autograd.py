@@ -25,7 +25,7 @@ __all__ = ["Formula", "Grads", "InputBuffer", "cast_gradient", "free_graph", "in
 _RAN: list[tuple[Node, int] | None] = []  # `edges` of a node that has run
 
 
-class OfCode:
+class AskedBackward:
     """A backward that the code asks for. `captures`: as `torch.autograd.grad`, which takes the gradients themselves.
     `owners` are those of the gradients, by id(leaf)."""
 
@@ -50,7 +50,7 @@ def run_backward(
     gradients: Tensor | Sequence[Tensor],
     grads: dict[int, Tensor],
     retain_graph: bool = False,
-    of_code: OfCode | None = None,
+    of_code: AskedBackward | None = None,
 ) -> set[int]:
     """Runs the graph below one root or several, as `torch.autograd.backward`. `grads` maps id(parameter) to its
     `.grad`; owners are recorded in `e`. Returns the ids of the parameters that a gradient came to.
@@ -178,7 +178,7 @@ def inner_backward(
         _prune([edge[0] for root in roots if (edge := gradient_edge(root)) is not None], asked)
     state = e.grad_enabled, e.saved_hooks, e.trace.op
     e.grad_enabled, e.saved_hooks = False, []
-    of_code = OfCode(captures)
+    of_code = AskedBackward(captures)
     grads = {} if captures else e.grads
     received = run_backward(e, roots, [tensor for tensor, _ in seeds.held], grads, retain_graph, of_code)
     e.grad_enabled, e.saved_hooks, e.trace.op = state
@@ -264,7 +264,7 @@ def _accumulate_grad(
     buffer: InputBuffer,
     grads: dict[int, Tensor],
     received: set[int],
-    of_code: OfCode | None,
+    of_code: AskedBackward | None,
 ) -> None:
     """`.grad` takes the gradient itself where it has no other owner and the parameter's strides, else a clone."""
     new = buffer.slots[0]

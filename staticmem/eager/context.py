@@ -48,7 +48,7 @@ _CATEGORY = {
 }
 
 
-class Kept(NamedTuple):
+class KeptTensor(NamedTuple):
     """A tensor for `Eager.keep`, and the kernel that makes it."""
 
     kernel: str
@@ -129,7 +129,7 @@ class Eager:
             self.selection.keep(self, tensor)
         return tensor
 
-    def keep(self, category: str, kind: Reason, tensors: Iterable[tuple[Kept, str, str]]) -> None:
+    def keep(self, category: str, kind: Reason, tensors: Iterable[tuple[KeptTensor, str, str]]) -> None:
         """Allocates tensors that are held to the end and that no op reads: (tensor, name, owner), with owners of one
         `kind`."""
         trace = self.trace

@@ -11,13 +11,13 @@ from staticmem.engine.features import Feature
 from staticmem.engine.grad_scaler import make_scalar
 
 if TYPE_CHECKING:
-    from staticmem.engine.optimizers import Optimizer, Several
+    from staticmem.engine.optimizers import Optimizer, OptimizersOfGroups
 
 
 class ClippedGradients(Feature):
     """`clip_grad_norm_` with its default, foreach: one norm a gradient, their stack, the coefficient; in place."""
 
-    def begin_update(self, optimizer: Optimizer | Several | None) -> None:
+    def begin_update(self, optimizer: Optimizer | OptimizersOfGroups | None) -> None:
         e = self.e
         gradients = [*self.step.grads.values()]
         if not gradients:

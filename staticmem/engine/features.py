@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from staticmem.eager.tensor import Owner, Tensor
     from staticmem.engine.interpreter import Interpreter
     from staticmem.engine.kept_history import KeptHistories
-    from staticmem.engine.optimizers import Optimizer, Several
+    from staticmem.engine.optimizers import Optimizer, OptimizersOfGroups
     from staticmem.ir.graph import Graph, Note, Region, Value
 
 
@@ -96,7 +96,7 @@ class Feature:
     def end_step(self) -> None:
         """All micro-batches have run, and an inference has returned."""
 
-    def begin_update(self, optimizer: Optimizer | Several | None) -> None:
+    def begin_update(self, optimizer: Optimizer | OptimizersOfGroups | None) -> None:
         """The training loop after backward: the optimizer's step is next."""
 
     def end_update(self) -> None:

@@ -17,7 +17,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ops.arithmetic import mul
 
 if TYPE_CHECKING:
-    from staticmem.engine.optimizers import Optimizer, Several
+    from staticmem.engine.optimizers import Optimizer, OptimizersOfGroups
 
 
 def make_scalar(e: Eager, kernel: str, dtype: DType = dtypes.float32) -> Tensor:
@@ -49,7 +49,7 @@ class GradScaler(Feature):
         assert self.factor is not None
         return [mul(self.e, loss, self.factor) for loss in losses]
 
-    def begin_update(self, optimizer: Optimizer | Several | None) -> None:
+    def begin_update(self, optimizer: Optimizer | OptimizersOfGroups | None) -> None:
         if optimizer is not None:
             self._unscale(optimizer.fused and not self.step.scenario.clip_grad_norm)
 

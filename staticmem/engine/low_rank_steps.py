@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from staticmem.eager.strides import numel
 from staticmem.eager.tensor import Tensor
 from staticmem.engine.optimizer_steps import (
-    Also,
     Drop,
     Make,
     MakeAll,
     OptimizerFacts,
+    SecondName,
     Shape,
     State,
     Steps,
@@ -220,5 +220,5 @@ def _scaled(asked: LowRank, shape: Shape) -> Steps:
         Make("aten.gt.Scalar", frees=("ratio",), shape=_scalar, dtype=dtypes.bool_),
         Make("aten.div.Tensor", "scaled_grad"),
         Make("aten.div.Tensor", shape=_scalar),
-        Also("norm_grad", "scaled_grad"),
+        SecondName("norm_grad", "scaled_grad"),
     )

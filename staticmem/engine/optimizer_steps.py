@@ -56,14 +56,14 @@ class Drop:
 
 
 @record(frozen=True)
-class Also:
+class SecondName:
     """`name = of`: a second variable for the same tensors."""
 
     name: str
     of: str
 
 
-Steps: TypeAlias = "tuple[Make | MakeAll | Drop | Also, ...]"
+Steps: TypeAlias = "tuple[Make | MakeAll | Drop | SecondName, ...]"
 
 
 @record(frozen=True)
@@ -242,7 +242,7 @@ def _adafactor(s: Scenario) -> OptimizerFacts:
             )
         else:
             estimate = Make("aten.mul.Tensor", "grad_squared"), Make("aten.clone.default", "var_estimate")
-        return (_NORM, *estimate, Also("update", "var_estimate"), _NORM)
+        return (_NORM, *estimate, SecondName("update", "var_estimate"), _NORM)
 
     return OptimizerFacts(states, loop)
 
@@ -318,12 +318,12 @@ def _muon(s: Scenario) -> OptimizerFacts:
         )
         return (
             Make("aten.lerp.Scalar", "update"),
-            Also("ortho_grad", "update") if dtype is half else cast,
+            SecondName("ortho_grad", "update") if dtype is half else cast,
             norm,
             Make("aten.clamp.default", frees=("norm",), shape=_scalar, dtype=half),
             *iteration * NEWTON_SCHULZ_STEPS,
             Drop(("gram_matrix", "gram_update")),
-            Also("update", "ortho_grad"),
+            SecondName("update", "ortho_grad"),
             Drop(("ortho_grad",)),
         )
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from staticmem.eager.context import Eager, Kept
+from staticmem.eager.context import Eager, KeptTensor
 from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form, contiguous_strides, dense_like, form_of
 from staticmem.eager.tensor import Owner, Tensor
-from staticmem.engine.optimizer_steps import FACTS, Also, Drop, Make, MakeAll, OptimizerFacts, State, Steps
+from staticmem.engine.optimizer_steps import FACTS, Drop, Make, MakeAll, OptimizerFacts, SecondName, State, Steps
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
@@ -21,7 +21,7 @@ from staticmem.scenario.step import Scenario
 from staticmem.units import format_bytes
 
 
-def _kept(state: State, p: Tensor) -> Kept:
+def _kept(state: State, p: Tensor) -> KeptTensor:
     """A state of a parameter."""
     dtype = state.dtype or p.dtype
     if state.shape is None:  # keeps the parameter's layout
@@ -29,12 +29,12 @@ def _kept(state: State, p: Tensor) -> Kept:
     else:
         kernel, shape = "aten.zeros.default", state.shape(p.shape)
         strides = contiguous_strides(shape)
-    return Kept(kernel, form_of(shape, strides, dtype))
+    return KeptTensor(kernel, form_of(shape, strides, dtype))
 
 
 def make(
     e: Eager, scenario: Scenario, parameters: Sequence[Tensor], apart: Collection[int] = frozenset()
-) -> Optimizer | Several:
+) -> Optimizer | OptimizersOfGroups:
     """The optimizer of a scenario over the parameters that get a gradient.
 
     `apart`: ids of matrices that Muon leaves to AdamW, or of the weights that GaLore or APOLLO projects.
@@ -45,7 +45,7 @@ def make(
         hidden = [p for p in parameters if p.ndim == 2 and id(p) not in apart]
         of_muon = {id(p) for p in hidden}
         rest = [p for p in parameters if id(p) not in of_muon]
-        return Several([_one(e, scenario, hidden), _one(e, replace(scenario, optimizer="adamw"), rest)])
+        return OptimizersOfGroups([_one(e, scenario, hidden), _one(e, replace(scenario, optimizer="adamw"), rest)])
     return _one(e, scenario, parameters)
 
 
@@ -80,7 +80,7 @@ def _with_projections(
     )
 
 
-class Several:
+class OptimizersOfGroups:
     """Optimizers over groups of parameters, each with a `step()` of its own."""
 
     fused = False
@@ -139,7 +139,7 @@ class Optimizer:
         if self.parameters and not self.offload:
             self.e.keep("optimizer_state", Reason.OPTIMIZER, self._states())
 
-    def _states(self) -> Iterator[tuple[Kept, str, str]]:
+    def _states(self) -> Iterator[tuple[KeptTensor, str, str]]:
         of_form: dict[tuple[int, Form], tuple[State, ...]] = {}  # by id of the facts
         for p in self.parameters:
             facts = self.facts_of(p)
@@ -151,7 +151,7 @@ class Optimizer:
                 yield _kept(state, first), state.name, "all parameters"
         on_device = (self.fused or self.compiled) and self.facts.fused_step
         step = (State("step", lambda shape: (), dtypes.float32),) if on_device else ()
-        by_form: dict[tuple[int, Form], list[tuple[Kept, str]]] = {}
+        by_form: dict[tuple[int, Form], list[tuple[KeptTensor, str]]] = {}
         for p in self.parameters:
             key = id(self.facts_of(p)), p.form
             name, states = p.name, by_form.get(key)
@@ -212,8 +212,8 @@ class Optimizer:
                 self._make_all(step, parameters[0])
             elif isinstance(step, Drop):
                 self._drop(step.names)
-            elif isinstance(step, Also):
-                self._also(step)
+            elif isinstance(step, SecondName):
+                self._add_second_name(step)
 
     def _make(self, step: Make, parameters: Sequence[Tensor]) -> None:
         e = self.e
@@ -239,7 +239,7 @@ class Optimizer:
             self._drop((name,))
             self.locals[name] = owner
 
-    def _also(self, step: Also) -> None:
+    def _add_second_name(self, step: SecondName) -> None:
         owner = Owner(Reason.LOCAL, step.name)
         for tensor, _ in self.locals[step.of].held:
             self.e.hold(tensor, owner)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from staticmem.eager.autograd import OfCode, free_graph, run_backward
+from staticmem.eager.autograd import AskedBackward, free_graph, run_backward
 from staticmem.eager.context import Eager
 from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
@@ -202,7 +202,7 @@ class StepRun:
 
     def _place_optimizer(
         self, parameters: Sequence[Tensor], ids: Mapping[str, int]
-    ) -> optimizers.Optimizer | optimizers.Several | None:
+    ) -> optimizers.Optimizer | optimizers.OptimizersOfGroups | None:
         """Places the state that the optimizer has from the step before. `ids` are those of tensors, by name."""
         scenario, graph = self.scenario, self.graph
         if scenario.optimizer is None:
@@ -381,7 +381,7 @@ class StepRun:
         for gradient in gradients:
             e.hold(gradient, held)
         leaves = [leaf for leaf, _ in self.interpreter.made_leaves.held]
-        owners = OfCode(captures=False) if leaves else None
+        owners = AskedBackward(captures=False) if leaves else None
         try:
             self.received |= run_backward(e, roots, gradients, self.grads, self.scenario.retain_graph, owners)
         except (ValueError, *BAD_ARGUMENTS) as error:  # shapes that no real step has: the file contradicts itself

@@ -179,7 +179,7 @@ class Bytes:
         return {"anyOf": [{"type": "string", "pattern": pattern}, {"type": "integer", "minimum": self.least}]}
 
 
-class Several:
+class ListOf:
     """A list of a kind; one value alone is a list of one."""
 
     def __init__(self, kind: Kind, bare: bool = True) -> None:
@@ -201,7 +201,7 @@ class Modules:
     """`true`: the whole model; else modules by class or path; `false` and `none`: nothing."""
 
     def __init__(self, example: str) -> None:
-        self.names = Several(Text(example))
+        self.names = ListOf(Text(example))
 
     def read(self, node: Node) -> tuple[str, ...]:
         if node.value in (None, "none") or isinstance(node.value, bool):
@@ -306,7 +306,7 @@ def kind_of(one: Option, more: tuple[str, ...] = ()) -> Kind:
         "adapters": Adapters,
         "pairs": Pairs,
         "loss": lambda: Loss((*one.choices, *more)),
-        "names": lambda: Several(Text(one.example.strip("[]"))),
+        "names": lambda: ListOf(Text(one.example.strip("[]"))),
         "text": lambda: Text(one.example),
     }
     return kinds[one.kind]()
@@ -377,7 +377,7 @@ def read_texts(function: str, name: str, value: Any) -> tuple[str, ...]:
     """
     if not isinstance(value, str) and isinstance(value, Iterable):
         value = list(value)
-    return Several(Text("")).read(_node_of(value, function, name)) if value else ()
+    return ListOf(Text("")).read(_node_of(value, function, name)) if value else ()
 
 
 def _node_of(value: Any, function: str, path: str) -> Node:

@@ -190,14 +190,14 @@ def max_dim(path: ModelPath, gpu: str, dim: str, **options: Any) -> LargestSize:
     """
     from staticmem.studies.bench import Bench
     from staticmem.studies.largest import largest_size
-    from staticmem.studies.sizing_search import Grown
+    from staticmem.studies.sizing_search import GrownSize
 
     if not isinstance(dim, str):
         why = f"It is of type {type(dim).__name__}."
         raise UsageError("dim of max_dim() is not a name", why, "Example: dim='seq'", "SM195")
     request = request_of(read_keywords("max_dim", options))
     card = read_keyword("max_dim", OPTIONS["gpu"], gpu)
-    return largest_size(Bench(Study.open(path, request)), card, Grown(dim))
+    return largest_size(Bench(Study.open(path, request)), card, GrownSize(dim))
 
 
 @_levers_with(Request)

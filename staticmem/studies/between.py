@@ -23,7 +23,7 @@ from staticmem.liveness import Lifetimes
 from staticmem.scenario.request import Request
 from staticmem.studies import Study
 from staticmem.studies.bench import Bench, Verdicts
-from staticmem.studies.sizing_search import Grown
+from staticmem.studies.sizing_search import GrownSize
 from staticmem.studies.structure import Affine, take_apart
 from staticmem.studies.study import key_of
 
@@ -33,7 +33,7 @@ class _NoLineError(Exception):
 
 
 @dataclass(frozen=True)
-class Between:
+class InterpolatedSteps:
     """Steps of batches from `low` to `high`.
 
     `first` and `last` are the steps of those two, `sizes` the bytes of all buffers, and `ends` those of the steps with
@@ -48,7 +48,7 @@ class Between:
     ends: tuple[Affine, ...]
 
     @classmethod
-    def through(cls, studies: Sequence[tuple[int, Study]]) -> Between | None:
+    def through(cls, studies: Sequence[tuple[int, Study]]) -> InterpolatedSteps | None:
         """The steps between three that were run (ascending batches); None where they are not on one line."""
         batches, ran = [batch for batch, _ in studies], [study for _, study in studies]
         first, inner, last = (study.result for study in ran)
@@ -159,14 +159,14 @@ class _Line:
         raise _NoLineError
 
 
-class BenchBetween(Bench):
+class InterpolatingBench(Bench):
     """A bench for the search over batches of one request: steps that lie on a line are not run."""
 
-    def __init__(self, bench: Bench, request: Request, grown: Grown) -> None:
+    def __init__(self, bench: Bench, request: Request, grown: GrownSize) -> None:
         super().__init__(bench.study, bench.many_cards)
         self.bench, self.request, self.grown = bench, request, grown
         self.replays = bench.replays
-        self.lines: Between | None = None
+        self.lines: InterpolatedSteps | None = None
         self._tried: tuple[int, int] | None = None
         self._confirmed: set[tuple[int, bool]] = set()  # with the band, or without
         self._is_straight = True
@@ -183,7 +183,7 @@ class BenchBetween(Bench):
             batches = start, (start + high) // 2, high
             try:
                 asked = [(batch, self.bench.ask(self.grown.at(self.request, batch))) for batch in batches]
-                lines = Between.through(asked)
+                lines = InterpolatedSteps.through(asked)
             except DimensionError:
                 return
             if lines is not None:
@@ -192,8 +192,8 @@ class BenchBetween(Bench):
                 return
 
     def confirms(self, request: Request, band: bool = True) -> bool:
-        """Whether the step of a request is the one that runs, as in `Between`. Where it is not, no line is used any
-        more."""
+        """Whether the step of a request is the one that runs, as in `InterpolatedSteps`. Where it is not, no line is
+        used any more."""
         batch = self._place(request)
         if batch is None or self.lines is None or not self._confirmed.isdisjoint(((batch, band), (batch, True))):
             return True

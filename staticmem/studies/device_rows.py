@@ -13,7 +13,7 @@ from dataclasses import replace
 from staticmem.devices.meters import SharedReplays
 from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import fit_on
-from staticmem.studies.between import Between
+from staticmem.studies.between import InterpolatedSteps
 from staticmem.studies.evaluate import Done, Outcome, Row, of_exception, row_between, row_of
 from staticmem.studies.study import Key, key_of
 
@@ -69,7 +69,7 @@ class _Group:
             self.studies[batch] = self.study.ask(replace(self.request, batch=batch))
         return self.studies[batch]
 
-    def _through(self, batches: list[int]) -> list[Between]:
+    def _through(self, batches: list[int]) -> list[InterpolatedSteps]:
         """Lines through batches, each of which is on one at most."""
         lines, ranges = [], [batches]
         while ranges:
@@ -79,7 +79,7 @@ class _Group:
             middle = len(some) // 2
             try:
                 with without_cycle_search():
-                    line = Between.through([(b, self._at(b)) for b in (some[0], some[middle], some[-1])])
+                    line = InterpolatedSteps.through([(b, self._at(b)) for b in (some[0], some[middle], some[-1])])
             except Exception:  # noqa: S112 - each request for itself has its own error
                 continue
             if line is not None:

@@ -40,10 +40,12 @@ def binding_at(model: ModelFile, request: Request, dims: Mapping[str, int], toke
             "Export again with that dimension open: staticmem export does, torch.export takes dynamic_shapes.",
             code="SM125",
         )
-    return resolve(_AtOne(model), batch=request.batch, resolution=request.image_size, dims={**dims, length: tokens})
+    return resolve(
+        _ModelAtOne(model), batch=request.batch, resolution=request.image_size, dims={**dims, length: tokens}
+    )
 
 
-class _AtOne:
+class _ModelAtOne:
     """A model whose batch and tokens may be 1, whatever it was exported with: exporters take 1 for a size of its own,
     and what the code of decoders does otherwise at it is in the masks, which `generate` makes itself."""
 

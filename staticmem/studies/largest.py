@@ -1,5 +1,5 @@
 """The largest batch of a configuration on a card, or size of an open dimension: the one definition that every verb,
-page and function reports. What is said here of batches holds for any dimension (`Grown`).
+page and function reports. What is said here of batches holds for any dimension (`GrownSize`).
 
 Two numbers, both of batches whose next one does not do the same:
 
@@ -25,9 +25,9 @@ from staticmem.report.model import MOST_BATCH, LargestBatch, LargestSize
 from staticmem.scenario.request import Request
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
-from staticmem.studies.between import BenchBetween
+from staticmem.studies.between import InterpolatingBench
 from staticmem.studies.position_tables import PositionError
-from staticmem.studies.sizing_search import BATCH, Grown, last, last_of_few_ops, rungs
+from staticmem.studies.sizing_search import BATCH, GrownSize, last, last_of_few_ops, rungs
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
 ROUNDS = 8  # of solving and running again at the solution: two are enough where there is one structure
@@ -38,7 +38,7 @@ def largest_batch(bench: Bench, gpu: str) -> LargestBatch:
     return largest_size(bench, gpu, BATCH).as_batch()
 
 
-def largest_size(bench: Bench, gpu: str, grown: Grown) -> LargestSize:
+def largest_size(bench: Bench, gpu: str, grown: GrownSize) -> LargestSize:
     """The largest size of what is grown on a card; the size that the bench's request gives it plays no part.
 
     Raises:
@@ -54,7 +54,7 @@ class LargestBatches:
 
     bench: Bench
     request: Request
-    grown: Grown = BATCH
+    grown: GrownSize = BATCH
     cores: dict[int, Core] = field(default_factory=dict)  # by batch
     structure: Affine | None = None  # the widest that was found
     # by architecture: of the batches that live tensors alone allow, the share that bands left on the card before
@@ -67,7 +67,7 @@ class LargestBatches:
         if self.grown.dim is not None:
             self.most = self._within_tables()
         self.values = rungs(self.low, self.most)
-        self.between = BenchBetween(self.bench, replace(self.request, gpu=None), self.grown)
+        self.between = InterpolatingBench(self.bench, replace(self.request, gpu=None), self.grown)
 
     def _within_tables(self) -> int:
         """The most strides for which the model's tables of positions have rows."""

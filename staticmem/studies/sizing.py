@@ -22,7 +22,7 @@ from staticmem.studies.checkpoints import repeated_blocks
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.levers import candidates, in_order, try_out
 from staticmem.studies.recommend import recommend
-from staticmem.studies.sizing_search import Grown, batch_range, fewest, resolutions
+from staticmem.studies.sizing_search import GrownSize, batch_range, fewest, resolutions
 from staticmem.studies.trials import Lever as Trial
 from staticmem.studies.trials import Trials
 from staticmem.version import __version__
@@ -91,7 +91,7 @@ class _Sizing:
         self.request = replace(study.request, gpu=None)
         self.blocks = _block_class(study)
         self.checkpointed = _checkpointed(self.request, self.blocks)
-        self.grown = Grown(options.dim)
+        self.grown = GrownSize(options.dim)
         self.plain, self.with_blocks = self._searched(self.request), self._searched(self.checkpointed)
 
     def run(self) -> Sizing:

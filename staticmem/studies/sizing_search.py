@@ -51,7 +51,7 @@ def _range(bounds: Sequence[SymbolRange], most: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Grown:
+class GrownSize:
     """What a search makes larger: the batch, or the open dimension `dim`, of which the model takes multiples of
     `stride`. A search counts strides. In generation the dimension is `PROMPT`: the tokens of `--prompt`."""
 
@@ -92,7 +92,7 @@ class Grown:
             return request.prompt
         return request.batch if self.dim is None else (request.dims or {}).get(self.dim)
 
-    def tried(self, study: Study, most: int = MOST_BATCH) -> tuple[Grown, tuple[int, int] | None]:
+    def tried(self, study: Study, most: int = MOST_BATCH) -> tuple[GrownSize, tuple[int, int] | None]:
         """This with the stride that the model takes, and the least and the most strides; None where the batch is fixed.
 
         The code of a model may take another way at the least sizes (`if n > 1`): the least is one that it takes, with
@@ -141,7 +141,7 @@ class Grown:
         return _range([model.symbols[self.dim]], most)
 
 
-BATCH = Grown()
+BATCH = GrownSize()
 
 
 def last_of_few_ops(ops: Callable[[int], int], low: int, most: int) -> int:

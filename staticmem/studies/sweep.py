@@ -35,7 +35,7 @@ from staticmem.studies.evaluate import (
 )
 from staticmem.studies.largest import largest_size, no_card
 from staticmem.studies.points import Point, points, settings_of, varying
-from staticmem.studies.sizing_search import Grown
+from staticmem.studies.sizing_search import GrownSize
 from staticmem.studies.study import assumed_batch, key_of
 
 METERS = ("live", "device")
@@ -124,7 +124,7 @@ def run(
     executor: Executor | None = None,
     jobs: int = 1,
     progress: Progress | None = None,
-    largest: Grown | None = None,
+    largest: GrownSize | None = None,
 ) -> Sweep:
     """The rows of configurations; `largest`: with the largest size of this of each on every card."""
     from staticmem.devices import gpus as catalog
@@ -165,7 +165,7 @@ def run(
 def with_largest(
     configurations: Sequence[Point],
     gpus: Sequence[str],
-    grown: Grown,
+    grown: GrownSize,
     jobs: int = 1,
     executor: Executor | None = None,
     progress: Progress | None = None,
@@ -228,7 +228,7 @@ def _results(
     tasks: Sequence[Task],
     gpus: Sequence[str],
     device: bool,
-    largest: Grown | None,
+    largest: GrownSize | None,
     executor: Executor | None,
     jobs: int,
     done: Done,
@@ -277,7 +277,7 @@ def measure(
     requests: Sequence[Request],
     gpus: Sequence[str],
     device: bool,
-    largest: Grown | None = None,
+    largest: GrownSize | None = None,
     done: Done | None = None,
 ) -> list[Outcome]:
     """The rows of a model file; `device`: with what the allocator and the card add; `largest`: with the largest size
@@ -300,7 +300,7 @@ def measure(
     return [_with_assumptions(study, outcome, largest) for outcome in outcomes]
 
 
-def _with_assumptions(study: Study, outcome: Outcome, largest: Grown | None) -> Outcome:
+def _with_assumptions(study: Study, outcome: Outcome, largest: GrownSize | None) -> Outcome:
     """A row with what its request leaves to a default that moves the figure most: the batch, and whether it trains."""
     if isinstance(outcome, StaticmemError):
         return outcome
@@ -314,7 +314,7 @@ def _with_assumptions(study: Study, outcome: Outcome, largest: Grown | None) -> 
     return replace(outcome, assumed=tuple(assumed))
 
 
-def _with_largest(study: Study, request: Request, gpus: Sequence[str], largest: Grown) -> Outcome:
+def _with_largest(study: Study, request: Request, gpus: Sequence[str], largest: GrownSize) -> Outcome:
     try:
         with without_cycle_search():
             one = study.ask(request)

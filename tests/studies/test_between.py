@@ -18,7 +18,7 @@ from staticmem.ir.graph import Graph
 from staticmem.report.sweep import SweepRow
 from staticmem.studies import Request, Study, request_of
 from staticmem.studies.bench import Bench, on
-from staticmem.studies.between import BenchBetween, Between
+from staticmem.studies.between import InterpolatedSteps, InterpolatingBench
 from staticmem.studies.device import device_of
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.sizing import Options, size
@@ -29,10 +29,10 @@ OPEN = ROOT / "models" / "resnet18.onnx"  # it leaves open what ran in place
 GRAPHS = ROOT / "tests" / "data" / "graphs"
 
 
-def lines(path: Path, low: int, high: int, **settings: Any) -> tuple[Study, Between | None]:
+def lines(path: Path, low: int, high: int, **settings: Any) -> tuple[Study, InterpolatedSteps | None]:
     study = Study.open(path, request_of(settings))
     batches = low, (low + high) // 2, high
-    return study, Between.through([(b, study.ask(replace(study.request, batch=b))) for b in batches])
+    return study, InterpolatedSteps.through([(b, study.ask(replace(study.request, batch=b))) for b in batches])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_is_open_is_compared_too() -> None:
     study, between = lines(OPEN, 16, 300, **settings)
     assert between is not None
     assert between.spread(100)[1] > 1 << 20
-    bench = BenchBetween(Bench(study), study.request, BATCH)
+    bench = InterpolatingBench(Bench(study), study.request, BATCH)
     bench.widen(2, 300)
     assert bench.lines is not None
     assert bench.lines.low == 16
@@ -77,16 +77,16 @@ def test_a_line_that_is_not_confirmed_is_given_up(monkeypatch: pytest.MonkeyPatc
     right = search.tried(card)
     assert search.between.lines is not None
     search = LargestBatches(Bench(study, many_cards=True), study.request)
-    own = Between.at
+    own = InterpolatedSteps.at
 
-    def wrong(between: Between, batch: int) -> Any:
+    def wrong(between: InterpolatedSteps, batch: int) -> Any:
         step = own(between, batch)
         sizes = step.trace.buffers.nbytes
         if batch not in (between.low, (between.low + between.high) // 2, between.high):
             sizes[-1] += 1 << 30
         return step
 
-    monkeypatch.setattr(Between, "at", wrong)
+    monkeypatch.setattr(InterpolatedSteps, "at", wrong)
     assert search.tried(card) == right
     assert search.between.lines is None
 
@@ -96,7 +96,7 @@ def test_steps_of_other_structures_have_none_between() -> None:
     study = Study.open(GRAPHS / "alexnet.pt2", Request(optimizer="sgd"))
     other = study.ask(Request(optimizer="sgd", batch=40, accumulate=2))
     asked = [(10, study.ask(Request(optimizer="sgd", batch=10))), (40, other)]
-    assert Between.through([*asked, (70, study.ask(Request(optimizer="sgd", batch=70)))]) is None
+    assert InterpolatedSteps.through([*asked, (70, study.ask(Request(optimizer="sgd", batch=70)))]) is None
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"optimizer": "adam", "cudnn_benchmark": True}])
@@ -164,7 +164,7 @@ def test_the_batches_of_three_cards_are_found_on_lines(monkeypatch: pytest.Monke
     found = [search.both_sizes(card) for card in cards]
     assert search.between.lines is not None
     assert len(ran) <= 45
-    monkeypatch.setattr(BenchBetween, "widen", lambda *_: None)  # no line: each batch is run
+    monkeypatch.setattr(InterpolatingBench, "widen", lambda *_: None)  # no line: each batch is run
     plain = LargestBatches(Bench(search.bench.study), search.request)
     ran.clear()
     assert [plain.both_sizes(card) for card in cards] == found

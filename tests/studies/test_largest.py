@@ -101,18 +101,18 @@ def test_a_model_without_a_batch_has_no_largest(tmp_path: Path) -> None:
 def test_in_a_sweep() -> None:
     from staticmem.config.config import Config
     from staticmem.studies.points import points
-    from staticmem.studies.sizing_search import Grown
+    from staticmem.studies.sizing_search import GrownSize
     from staticmem.studies.sweep import with_largest
 
     made = points(Config(), str(MODELS / "seed.pt2"), {}, {"batch": (1, 2, 3), "optimizer": ("sgd", "adam")})
-    found = with_largest(made, ("3GiB",), Grown())
+    found = with_largest(made, ("3GiB",), GrownSize())
     assert [row.settings["optimizer"] for row in found.rows] == ["sgd", "adam"]
     sgd, adam = (row.cards[0].max_batch for row in found.rows)
     assert sgd is not None
     assert adam is not None
     assert sgd.batch >= adam.batch > 0
     with pytest.raises(UsageError, match="needs a GPU"):
-        with_largest(made, (), Grown())
+        with_largest(made, (), GrownSize())
 
 
 def test_from_python() -> None:

@@ -17,7 +17,7 @@ from staticmem.ir.model_file import ModelFile, TracedSizes
 from staticmem.studies import Request, Study
 from staticmem.studies.bench import Bench
 from staticmem.studies.largest import largest_size
-from staticmem.studies.sizing_search import Grown
+from staticmem.studies.sizing_search import GrownSize
 
 CARD = "2GiB"
 
@@ -69,8 +69,8 @@ def test_n_fits_and_the_next_does_not(tokens: str) -> None:
 def test_the_size_of_the_request_plays_no_part(tokens: str) -> None:
     study = Study.open(tokens, Request(batch=2, optimizer="sgd"))
     for dims in (None, {"seq": 64}):
-        found = largest_size(Bench(study.ask(replace(study.request, dims=dims))), CARD, Grown("seq"))
-        assert found == largest_size(Bench(study), CARD, Grown("seq"))
+        found = largest_size(Bench(study.ask(replace(study.request, dims=dims))), CARD, GrownSize("seq"))
+        assert found == largest_size(Bench(study), CARD, GrownSize("seq"))
 
 
 def test_a_dimension_named_batch_is_the_batch(tokens: str) -> None:
@@ -98,9 +98,9 @@ def conditional(path: str, condition: str, example: int) -> ModelFile:
 def test_sizes_that_the_code_does_not_take_are_passed_over(
     tokens: str, condition: str, example: int, allowed: Callable[[int], bool]
 ) -> None:
-    free = largest_size(Bench(Study.open(tokens, Request(batch=2, optimizer="sgd"))), CARD, Grown("seq"))
+    free = largest_size(Bench(Study.open(tokens, Request(batch=2, optimizer="sgd"))), CARD, GrownSize("seq"))
     model = conditional(tokens, condition, example)
-    found = largest_size(Bench(Study(model, Request(batch=2, optimizer="sgd"))), CARD, Grown("seq"))
+    found = largest_size(Bench(Study(model, Request(batch=2, optimizer="sgd"))), CARD, GrownSize("seq"))
     assert found.size == max(n for n in range(1, free.size + 1) if allowed(n))
     taken = [n for n in range(found.size + 1, found.size + 100) if allowed(n)]
     assert (found.next_device_bytes is not None) == bool(taken)

@@ -31,7 +31,7 @@ from staticmem.report.sweep import Sweep
 from staticmem.report.text import PLAIN
 from staticmem.scenario.request import Request
 from staticmem.studies.points import parse_axes, points, settings_of
-from staticmem.studies.sizing_search import Grown
+from staticmem.studies.sizing_search import GrownSize
 from staticmem.studies.sweep import with_largest
 
 CSV = Formats("sweep")["csv"]
@@ -159,7 +159,7 @@ def test_a_card_that_cannot_run_a_configuration_does_not_fit() -> None:
     assert [card.fit for card in turing] == ["fits", "cannot run it"]
     assert "bfloat16" in turing[1].obstacle
     assert [card.obstacle for card in ada] == ["", ""]
-    alone = with_largest(points(Config(), SEED, {"amp": "bf16", "torch_version": "2.2"}, {}), ("t4",), Grown())
+    alone = with_largest(points(Config(), SEED, {"amp": "bf16", "torch_version": "2.2"}, {}), ("t4",), GrownSize())
     assert alone.rows[0].cards[0].largest is None
     assert "it cannot run 1: torch.autocast of PyTorch 2.2 refuses" in Formats("sweep").default.render(alone, PLAIN)
 

@@ -139,7 +139,7 @@ def stored_tensors(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note
                 readers.setdefault(name, []).append(op)
     if not readers:
         return graph, ()
-    gone = _Gone(source, ops)
+    gone = _LostTensors(source, ops)
     calls: dict[str, list[Op]] = {}
     first = sorted(readers, key=lambda name: (not gone.is_named(readers[name][0]), not _is_view(name)))
     for name in first:  # what these leave is for the others
@@ -163,7 +163,7 @@ def stored_tensors(graph: Graph, source: FromOnnx) -> tuple[Graph, Sequence[Note
     return replace(graph, ops=tuple(all_ops)), ()
 
 
-class _Gone:
+class _LostTensors:
     """Tensors of modules that the file has in no form, and what takes their place."""
 
     def __init__(self, source: FromOnnx, ops: Sequence[Op]) -> None:
@@ -268,7 +268,7 @@ def _is_view(name: str) -> bool:
     return match is not None and (match[1] == "select" or "view" in kinds_of(f"aten::{match[1]}"))
 
 
-def _stored(name: str, readers: list[Op], net: Net, gone: _Gone) -> list[Op]:
+def _stored(name: str, readers: list[Op], net: Net, gone: _LostTensors) -> list[Op]:
     value, match = net.values.get(name), _NAMED.match(name)
     if value is None or value.shape is None or value.numel < 2 or match is None:
         return []

@@ -16,7 +16,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Frame, Ref
 from staticmem.ir.record import record
 from staticmem.passes.requested.generation.attention import Attention
-from staticmem.passes.requested.generation.draft import Draft
+from staticmem.passes.requested.generation.draft import GrowingOps
 from staticmem.scenario.generation import Generation
 
 END = 2**63 - 1
@@ -89,7 +89,7 @@ class Layer:
 
     # -- updates -------------------------------------------------------------------------------------------------
 
-    def prefill(self, draft: Draft, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
+    def prefill(self, draft: GrowingOps, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
         """The first update, of an empty cache."""
         if self.static:
             return self._first_static(draft, key, value, modules)
@@ -104,7 +104,7 @@ class Layer:
         kept = self._kept(draft, names, prompt, modules)
         return Updated(names[0], names[1], prompt, kept, lasting)
 
-    def grow(self, draft: Draft, held: Held) -> Held:
+    def grow(self, draft: GrowingOps, held: Held) -> Held:
         """The cache when the last decode step begins: the steps between are not run one by one."""
         if self.static or self.asked.steps < 2:
             return held
@@ -117,7 +117,7 @@ class Layer:
             draft.let_go(dict.fromkeys((source, source.removesuffix(KEPT))))
         return self._kept(draft, names, length, ())
 
-    def decode(self, draft: Draft, held: Held, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
+    def decode(self, draft: GrowingOps, held: Held, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
         """The update of the last step."""
         if self.static:
             return self._last_static(draft, held, key, value, modules)
@@ -134,7 +134,7 @@ class Layer:
                 draft.let_go((old, old.removesuffix(KEPT)), f"{new}_")
         return Updated(names[0], names[1], length, kept)
 
-    def _kept(self, draft: Draft, names: list[str], length: int, modules: tuple[Frame, ...]) -> Held:
+    def _kept(self, draft: GrowingOps, names: list[str], length: int, modules: tuple[Frame, ...]) -> Held:
         """The last `window - 1` tokens, as views; without a window the tensors themselves."""
         if self.window is None:
             return Held(*names)
@@ -143,11 +143,11 @@ class Layer:
             *(draft.call("aten::slice.Tensor", Ref(n), 2, start, END, to=f"{n}{KEPT}", modules=modules) for n in names)
         )
 
-    def _integer(self, draft: Draft, what: str, modules: tuple[Frame, ...]) -> str:
+    def _integer(self, draft: GrowingOps, what: str, modules: tuple[Frame, ...]) -> str:
         kwargs: dict[str, Arg] = {"dtype": dtypes.int64}
         return draft.call("aten::scalar_tensor", 0, to=f"cache.{self.number}.{what}", modules=modules, kwargs=kwargs)
 
-    def _first_static(self, draft: Draft, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
+    def _first_static(self, draft: GrowingOps, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
         number, prompt, size = self.number, self.asked.prompt, self.size
         names = [
             draft.call("staticmem::cache", Ref(source), size, ZEROS, to=f"cache.{number}.{part}", modules=modules)
@@ -159,7 +159,7 @@ class Layer:
         self._positions(draft, prompt, count, "", modules)
         return Updated(names[0], names[1], size, Held(*names), (count,))
 
-    def _last_static(self, draft: Draft, held: Held, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
+    def _last_static(self, draft: GrowingOps, held: Held, key: str, value: str, modules: tuple[Frame, ...]) -> Updated:
         number, count = self.number, f"cache.{self.number}.count"
         if self.window is not None and self.asked.longest - 1 >= self.size:  # full: rolled, and copied back
             rolled = [
@@ -171,7 +171,7 @@ class Layer:
             self._positions(draft, 1, count, ".last", modules)
         return Updated(held.key, held.value, self.size, held)
 
-    def _positions(self, draft: Draft, tokens: int, count: str, suffix: str, modules: tuple[Frame, ...]) -> None:
+    def _positions(self, draft: GrowingOps, tokens: int, count: str, suffix: str, modules: tuple[Frame, ...]) -> None:
         """`arange(tokens) + cumulative_length`, which `index_copy_` reads."""
         name = f"cache.{self.number}.position{suffix}"
         first = draft.call("aten::arange", tokens, to=f"{name}.arange", modules=modules)
@@ -190,7 +190,7 @@ def needs_mask(call: Attention, layer: Layer, queries: int, prefill: bool) -> bo
 
 
 def add_mask(
-    draft: Draft,
+    draft: GrowingOps,
     name: str,
     call_of: Attention,
     layer: Layer,

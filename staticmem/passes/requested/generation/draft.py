@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Op, Ref
 
 
-class Draft:
+class GrowingOps:
     """A list of ops that grows. `ends` has for values the name of the op after which they are let go of."""
 
     def __init__(self) -> None:

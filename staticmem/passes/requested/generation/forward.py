@@ -26,7 +26,7 @@ from staticmem.passes.requested.generation.attention import (
     takes_all,
 )
 from staticmem.passes.requested.generation.caches import END, Held, Layer, Updated, add_mask, needs_mask
-from staticmem.passes.requested.generation.draft import Draft, readers, renamed
+from staticmem.passes.requested.generation.draft import GrowingOps, readers, renamed
 from staticmem.passes.restoring.masks import without_dead
 
 
@@ -53,7 +53,7 @@ class Forward:
 
     def __init__(
         self,
-        draft: Draft,
+        draft: GrowingOps,
         graph: Graph,
         calls: Sequence[Attention],
         layers: Sequence[Layer],

@@ -24,7 +24,7 @@ from staticmem.passes.requested.generation.attention import (
     refuse_other_mixing,
 )
 from staticmem.passes.requested.generation.caches import END, KEPT, Held, Layer, add_mask, needs_mask
-from staticmem.passes.requested.generation.draft import Draft
+from staticmem.passes.requested.generation.draft import GrowingOps
 from staticmem.passes.requested.generation.forward import Forward, Inputs, Outputs, ids_of, with_batched_experts
 from staticmem.passes.variables.policy import POLICIES
 from staticmem.passes.variables.releases import ends_of_values
@@ -34,7 +34,7 @@ from staticmem.scenario.generation import Generation, Sampling
 class Choice:
     """Adds the calls of one step to a draft."""
 
-    def __init__(self, draft: Draft, step: str, sampling: Sampling | None) -> None:
+    def __init__(self, draft: GrowingOps, step: str, sampling: Sampling | None) -> None:
         self.draft, self.step, self.sampling = draft, step, sampling
 
     def tokens(self, logits: str, before: str) -> str:
@@ -159,7 +159,7 @@ class _Generate:
     ) -> None:
         self.prefill, self.decode, self.calls, self.lengths, self.asked = prefill, decode, calls, lengths, asked
         self.layers = [Layer(number, call.window, asked) for number, call in enumerate(calls)]
-        self.draft = Draft()
+        self.draft = GrowingOps()
         shape = prefill.inputs[0].shape
         assert shape is not None
         self.batch = shape[0]
