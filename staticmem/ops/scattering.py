@@ -236,7 +236,8 @@ def scatter_reduce(
     e: Eager, self: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """Saves input, index, source and result; of a sum the old value gets the whole gradient, the source its elements.
-    A mean counts the elements, a maximum or minimum finds them again: up to seven tensors of their sizes."""
+    A mean counts the elements, a maximum or minimum finds them again: up to seven tensors of their sizes. A product is
+    reduced twice again, without the zeros of the input and of the source: up to twelve tensors."""
     out = e.empty_like(self, kernel="aten.scatter_reduce.two")
     _record_scatter(e, out, self, self, index, src, (reduce, include_self))
     return out
@@ -257,7 +258,7 @@ def _record_scatter(
     e: Eager, out: Tensor, self: Tensor, original: Tensor, index: Tensor, src: Tensor, how: tuple[str, bool]
 ) -> None:
     """The node of a reduction of elements; `original` has what was in `self` before."""
-    kernels = _Kernels("gather", "scatter_add", "scatter", True)
+    kernels = _Kernels("gather", "scatter_add", "scatter", "aten.scatter_reduce.two", True)
     formula = Formula((0, 1), _gradients_of_reduction(original, src, out, *how, kernels))
     e.record("ScatterReduceBackward0", out, [self, src], [formula], [index, original, src, out])
 
@@ -268,18 +269,19 @@ def index_reduce(
 ) -> Tensor:
     """As `scatter_reduce`, of whole rows; it has no sum."""
     out = e.empty_like(self, kernel="aten.index_reduce.default")
-    kernels = _Kernels("index_select", "index_add", "index_fill", False)
+    kernels = _Kernels("index_select", "index_add", "index_fill", "aten.index_reduce.default", False)
     formula = Formula((0, 1), _gradients_of_reduction(self, source, out, reduce, include_self, kernels))
     e.record("IndexReduceBackward0", out, [self, source], [formula], [index, self, source, out])
     return out
 
 
 class _Kernels(NamedTuple):
-    """What the backward of a reduction by indices reads, adds up and masks with."""
+    """What the backward of a reduction by indices reads, adds up and masks with, and how it reduces again."""
 
     pick: str
     add: str
     mask: str
+    again: str
     asks_again: bool  # which elements are the largest
 
 
@@ -287,8 +289,41 @@ def _gradients_of_reduction(
     self: Tensor, src: Tensor, out: Tensor, reduce: str, include_self: bool, kernels: _Kernels
 ) -> Any:
     """torch/csrc/autograd/FunctionsManual.cpp, `scatter_reduce_backward` and `index_reduce_backward`: variables live
-    until their block ends, temporaries until their statement does. A product is stated as a mean, of which it has
-    at least the tensors."""
+    until their block ends, temporaries until their statement does."""
+
+    masked_fill = "aten.masked_fill.Scalar"
+
+    def picked_of(e: Eager, tensor: Tensor) -> Tensor:
+        return e.empty(src.shape, tensor.dtype, kernel=f"aten.{kernels.pick}.default")
+
+    def of_product(e: Eager, grad: Tensor) -> tuple[Tensor, Tensor]:
+        zeros = e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
+        masked_self = e.empty_like(self, kernel=masked_fill)
+        end_statement(e, zeros)
+        of_others = e.empty_like(masked_self, kernel=kernels.again)
+        product = e.pointwise("aten.mul.Tensor", grad, of_others)
+        by_self = e.pointwise("aten.div.Tensor", product, masked_self)
+        end_statement(e, product)
+        src_zero = e.pointwise("aten.eq.Scalar", src, dtype=dtypes.bool_)
+        counts = e.empty_like(self, kernel="aten.zeros_like.default")
+        ones = e.empty_like(src, self.dtype, "aten._to_copy.default")
+        added = e.empty_like(self, kernel=f"aten.{kernels.add}.default")
+        number_of_zeros = picked_of(e, self)
+        end_statement(e, counts, ones, added)
+        is_one = e.pointwise("aten.eq.Scalar", number_of_zeros, dtype=dtypes.bool_)
+        single = e.pointwise("aten.bitwise_and.Tensor", src_zero, is_one)
+        end_statement(e, is_one)
+        masked_src = e.empty_like(src, kernel=masked_fill)
+        of_rest = e.empty_like(self, kernel=kernels.again)
+        divisor, product = e.empty_like(src, kernel=masked_fill), e.pointwise("aten.mul.Tensor", grad, out)
+        picked = picked_of(e, grad)
+        quotient = e.pointwise("aten.div.Tensor", picked, divisor)
+        product_of_rest = e.pointwise("aten.mul.Tensor", grad, of_rest)
+        picked_of_rest = picked_of(e, grad)
+        by_src = e.pointwise("aten.where.self", single, picked_of_rest, quotient, dtype=grad.dtype)
+        end_statement(e, divisor, product, picked, quotient, product_of_rest, picked_of_rest)
+        end_statement(e, masked_self, of_others, src_zero, number_of_zeros, single, masked_src, of_rest)
+        return by_self, by_src
 
     def of_mean(e: Eager, grad: Tensor) -> tuple[Tensor, Tensor]:
         counts = e.empty_like(grad, kernel="aten.ones_like.default")
@@ -304,7 +339,7 @@ def _gradients_of_reduction(
         return by_self, by_src
 
     def of_extreme(e: Eager, grad: Tensor) -> tuple[Tensor, Tensor]:
-        value = e.empty(src.shape, out.dtype, kernel=f"aten.{kernels.pick}.default")
+        value = picked_of(e, out)
         variables = [value]
         for one, other in ((self, out), (src, value)):
             equal = e.pointwise("aten.eq.Tensor", one, other, dtype=dtypes.bool_)
@@ -324,9 +359,9 @@ def _gradients_of_reduction(
     def formula(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
         grad = grad_of(grads)
         if reduce == "sum":
-            by_self, by_src = grad, e.empty(src.shape, grad.dtype, kernel=f"aten.{kernels.pick}.default")
+            by_self, by_src = grad, picked_of(e, grad)
         else:
-            by_self, by_src = (of_extreme if reduce in ("amax", "amin") else of_mean)(e, grad)
+            by_self, by_src = {"mean": of_mean, "prod": of_product}.get(reduce, of_extreme)(e, grad)
         if not include_self:
             by_self = e.empty_like(grad, kernel=f"aten.{kernels.mask}.value")
         return by_self, by_src

@@ -71,10 +71,11 @@ def _scatters() -> list[Case]:
         cases += [call("aten::slice_scatter", x, type(x)((2, 6), x.dtype), 0, 1, 3)]
         cases += [call("aten::select_scatter", x, type(x)((6,), x.dtype), 0, 1)]
         cases += [call("aten::scatter_reduce.two", x, 1, i(4, 2), src, "sum")]
-        for how in ("mean", "amax", "amin"):
+        for how in ("mean", "amax", "amin", "prod"):
             cases += [call("aten::scatter_reduce.two", x, 1, i(4, 2), src, how)]
             cases += [call("aten::scatter_reduce.two", x, 1, i(4, 2), src, how, include_self=False)]
             cases += [call("aten::index_reduce", x, 1, i(2), src, how)]
+            cases += [call("aten::index_reduce", x, 1, i(2), src, how, include_self=False)]
         cases += [
             call("aten::put", x, i(3), type(x)((3,), x.dtype)),
             call("aten::put_", x, i(3), type(x)((3,), x.dtype)),
@@ -82,6 +83,7 @@ def _scatters() -> list[Case]:
         cases += [call("aten::put", x, i(3), type(x)((3,), x.dtype), True)]
         cases += [call("aten::diagonal_scatter", x, type(x)((4,), x.dtype))]
         cases += [call("aten::scatter_reduce_.two", x, 1, i(4, 2), src, "amax")]
+        cases += [call("aten::scatter_reduce_.two", x, 1, i(4, 2), src, "prod")]
     return cases
 
 
