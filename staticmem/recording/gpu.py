@@ -15,8 +15,9 @@ python_variable_methods.cpp (`THPVariable_contiguous`), torch/nn/modules/activat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -28,6 +29,7 @@ from torch.utils._pytree import tree_map
 
 from staticmem.ops import lookup
 from staticmem.ops.experts import padded_strides
+from staticmem.ops.registry import kinds_of
 
 DEVICE = "meta"
 _STANDS_FOR = "cuda"
@@ -61,7 +63,7 @@ def meta_as_gpu() -> Iterator[None]:
         mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _convolution_format),
         mock.patch.object(torch.Tensor, "contiguous", _contiguous),
         mock.patch.object(torch.Tensor, "type", _type),
-        mock.patch.dict(decomposition_table, _BATCH_NORMS),
+        mock.patch.dict(decomposition_table, known_results()),
     )
     with ExitStack() as stack:
         for patch in patches:
@@ -97,6 +99,36 @@ def _grouped_mm(
         shape = [self.shape[-2], mat2.shape[-1]]
     dtype = out_dtype or self.dtype
     return self.new_empty_strided(shape, padded_strides(shape, dtype.itemsize), dtype=dtype)
+
+
+@cache
+def known_results() -> Mapping[Any, Callable[..., Any]]:
+    """Functions for results that are known from the first argument, in place of PyTorch's decompositions, which run
+    some ten ops of symbolic sizes for a `hardswish`: of batch norms, and of functions of one floating-point tensor."""
+    alike = {op: _like_first(own) for op, own in decomposition_table.items() if _is_of_one_tensor(op)}
+    return {**alike, **_BATCH_NORMS}
+
+
+def _is_of_one_tensor(op: Any) -> bool:
+    """Whether an op gives each element of its only tensor another number, and the result has its type."""
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten" or len(op._schema.returns) != 1:
+        return False
+    tensors = ["Tensor" in str(argument.type) for argument in op._schema.arguments]
+    if not tensors[0] or sum(tensors) > 1:
+        return False
+    kinds = kinds_of(op._schema.name)
+    return "activation" in kinds or (torch.Tag.pointwise in op.tags and "has_in_place" in kinds)
+
+
+def _like_first(own: Callable[..., Any]) -> Callable[..., Any]:
+    in_place = own.__name__ == "inplace_op"  # of torch/_decomp/decompositions.py (`register_inplace`)
+
+    def result(*args: Any, **kwargs: Any) -> Any:
+        if not args or not args[0].is_floating_point() or any(isinstance(value, complex) for value in args[1:]):
+            return own(*args, **kwargs)
+        return args[0] if in_place else torch.empty_like(args[0])
+
+    return result
 
 
 _ATEN = torch.ops.aten

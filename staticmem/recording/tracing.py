@@ -325,7 +325,7 @@ def oblivious() -> Iterator[None]:
         # PyTorch calls its own decomposition with too many arguments (torch/_refs/__init__.py, `std_mean`)
         return torch.ops.aten.std_mean.correction(x, dim, correction=int(unbiased), keepdim=keepdim)
 
-    from staticmem.recording.gpu import RESULTS
+    from staticmem.recording.gpu import RESULTS, known_results
     from staticmem.recording.repeated_calls import known_sizes
 
     scaled = getattr(meta, "_meta_grouped_mm_common", None)
@@ -339,7 +339,8 @@ def oblivious() -> Iterator[None]:
     config = _config()
     with ExitStack() as stack:
         stack.enter_context(known_sizes())
-        stack.enter_context(mock.patch.dict(decompositions, {torch.ops.aten.std_mean.dim: std_mean}))
+        known = {**known_results(), torch.ops.aten.std_mean.dim: std_mean}
+        stack.enter_context(mock.patch.dict(decompositions, known))
         if scaled is not None:
             stack.enter_context(mock.patch.object(meta, "_meta_grouped_mm_common", grouped_mm))
         if hasattr(config, "backed_size_oblivious"):  # PyTorch 2.7 has the option
