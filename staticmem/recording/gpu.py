@@ -121,12 +121,23 @@ def _is_of_one_tensor(op: Any) -> bool:
 
 
 def _like_first(own: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that runs once for each type and other arguments: it may refuse them, or give another type."""
     in_place = own.__name__ == "inplace_op"  # of torch/_decomp/decompositions.py (`register_inplace`)
+    accepted = set()
 
     def result(*args: Any, **kwargs: Any) -> Any:
-        if not args or not args[0].is_floating_point() or any(isinstance(value, complex) for value in args[1:]):
+        try:
+            numbers = *args[1:], *kwargs.values()
+            key = args[0].dtype, tuple(kwargs), numbers, tuple(map(type, numbers))
+            is_known = key in accepted
+        except (IndexError, TypeError):  # all by name, and numbers that are not known, which have no hash
             return own(*args, **kwargs)
-        return args[0] if in_place else torch.empty_like(args[0])
+        if is_known:
+            return args[0] if in_place else torch.empty_like(args[0])
+        made = own(*args, **kwargs)
+        if made.dtype is args[0].dtype:
+            accepted.add(key)
+        return made
 
     return result
 

@@ -30,7 +30,7 @@ from torch.fx.experimental.sym_node import SymNode
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_GUARD = "_guard_or"
+_GUARD, _BOUND = "_guard_or", "bound_sympy"
 _EXAMPLE_HELD = "_staticmem_example_held"
 # what depends on its two operands alone; the rest of a division looks at the ranges of sizes too
 _ARITHMETIC = [f"_{name}" for name in ("add", "sub", "mul", "int_floordiv", "sym_max", "sym_min",
@@ -92,7 +92,7 @@ def known_sizes() -> Iterator[None]:
                     sizes.numel(), sizes.is_contiguous()
             return _fake(mode, sizes, metadata.device, args[entry.view_idx] if view else None)
 
-    with mock.patch.object(FakeTensorMode, _MADE, from_sizes), _answered_by_example():
+    with mock.patch.object(FakeTensorMode, _MADE, from_sizes), _answered_by_example(), _bounds_once():
         yield
 
 
@@ -118,6 +118,32 @@ def _answered_by_example() -> Iterator[None]:
         return bool(prove(asked, default))
 
     with mock.patch.object(symbolic_shapes, _GUARD, guard_or):
+        yield
+
+
+@contextmanager
+def _bounds_once() -> Iterator[None]:
+    """Within it the bounds of an expression are worked out once for each range of its symbols. PyTorch forgets what it
+    has simplified with each new condition on sizes, and works out the bounds again; those are what takes long.
+
+    Source: torch/utils/_sympy/value_ranges.py (`bound_sympy`, which reads the ranges of the running trace besides).
+    """
+    own = getattr(symbolic_shapes, _BOUND, None)
+    if own is None:
+        yield
+        return
+    kept: dict[Any, Any] = {}
+
+    def bound(expr: Any, ranges: Any = None) -> Any:
+        context = torch._guards.TracingContext.try_get()
+        env = context.fake_mode.shape_env if context is not None and context.fake_mode is not None else None
+        every = {**(env.var_to_range if env is not None else {}), **(ranges or {})}
+        key = expr, frozenset((symbol, every.get(symbol)) for symbol in expr.free_symbols)
+        if key not in kept:
+            kept[key] = own(expr, ranges)
+        return kept[key]
+
+    with mock.patch.object(symbolic_shapes, _BOUND, bound):
         yield
 
 

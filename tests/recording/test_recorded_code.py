@@ -13,6 +13,7 @@ import real_steps  # noqa: E402
 from coded_models import WIDTH, Coded, on_meta  # noqa: E402
 from recorded_programs import bases, graph_of, let_go_after, ops_named, program, recorded  # noqa: E402
 from torch import nn  # noqa: E402
+from torch._decomp import decomposition_table  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 
 import staticmem  # noqa: E402
@@ -508,6 +509,39 @@ class Normed(nn.Module):  # type: ignore[misc]
         return z.sum() + self.first(self.instance(y)[:, :, ::2]).contiguous().flatten().sum()
 
 
+KEYWORDS: dict[str, Any] = {"decimals": 1, "rounding_mode": "floor"}
+
+
+def test_functions_of_one_tensor_give_what_pytorchs_decompositions_give() -> None:
+    """Sizes, strides and type, also of what lies in memory in another order, or several times."""
+    plain = torch.zeros(2, 3, 4, 5, device="meta")
+    expanded, last = plain[:1].expand(6, 3, 4, 5), plain.to(memory_format=torch.channels_last)
+    tensors = (plain, last, expanded, plain.transpose(1, 3)[:, ::2], plain.half(), plain[0, 0].t())
+    tried, aten = 0, torch.ops.aten
+    with pytest.raises(ValueError, match="both min and max"):
+        gpu.known_results()[aten.clamp.default](plain)
+    for op, known in gpu.known_results().items():
+        if op in gpu._BATCH_NORMS or op is aten.clamp.default:
+            continue
+        given = [argument for argument in op._schema.arguments[1:] if not argument.has_default_value()]
+        numbers, named = (
+            [0.5 for a in given if not a.kwarg_only],
+            {a.name: KEYWORDS[a.name] for a in given if a.kwarg_only},
+        )
+        for tensor in tensors:
+            if op._schema.is_mutable and tensor is expanded:
+                continue
+            known(torch.zeros(2, dtype=tensor.dtype, device="meta"), *numbers, **named)
+            made = [make(tensor.clone(), *numbers, **named) for make in (known, decomposition_table[op])]
+            forms = [(one.shape, one.stride(), one.dtype) for one in made]
+            assert forms[0] == forms[1], (str(op), tensor.stride())
+            tried += 1
+    assert tried > 300
+    assert {aten.hardswish.default, aten.hardtanh_.default, aten.gelu.default} <= gpu.known_results().keys()
+    whole = torch.ones(2, dtype=torch.int64, device="meta")
+    assert gpu.known_results()[aten.exp.default](whole).dtype is torch.float32  # the decomposition's
+
+
 @pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
 def test_batch_norms_are_recorded_as_by_pytorchs_decomposition(monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     documents = []
@@ -515,6 +549,6 @@ def test_batch_norms_are_recorded_as_by_pytorchs_decomposition(monkeypatch: pyte
         with torch.device("meta"):
             module, x = Normed(), torch.zeros(2, 4, 8, 6).to(memory_format=getattr(torch, layout))
         if not own:
-            monkeypatch.setattr(gpu, "_BATCH_NORMS", {})
+            monkeypatch.setattr(gpu, "known_results", dict)
         documents.append(record(module, (x,)))
     assert documents[0] == documents[1]

@@ -12,7 +12,9 @@ torch: Any = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch._dynamo.source import ConstantSource  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental import symbolic_shapes  # noqa: E402
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # noqa: E402
+from torch.utils._sympy.value_ranges import ValueRanges  # noqa: E402
 
 from staticmem.recording import repeated_calls, tracing, writing  # noqa: E402
 from staticmem.recording.record import record  # noqa: E402
@@ -200,6 +202,25 @@ def test_what_an_example_answers_is_what_a_proof_gives(hint: int, monkeypatch: p
             return [ask(question) for question in questions for ask in (guard_or_false, guard_or_true)]
 
     assert answers() == without(monkeypatch, answers)
+
+
+def test_bounds_of_sizes_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A condition on sizes makes PyTorch forget them; with another range of a size they are other ones."""
+    env, asked = ShapeEnv(), []
+    size = size_of(env, 5).node.expr
+    own = symbolic_shapes.bound_sympy
+
+    def counted(expr: Any, ranges: Any = None) -> Any:
+        asked.append(expr)
+        return own(expr, ranges)
+
+    monkeypatch.setattr(symbolic_shapes, "bound_sympy", counted)
+    with repeated_calls.known_sizes():
+        ranges = [{size: ValueRanges(least, 9)} for least in (2, 2, 4)]
+        bounds = [symbolic_shapes.bound_sympy(2 * size + 1, some) for some in ranges]
+    assert [int(bound.lower) for bound in bounds] == [5, 5, 9]
+    assert len(asked) == 2
+    assert bounds[2] == own(2 * size + 1, ranges[2])
 
 
 def test_an_example_with_a_size_of_1_answers_nothing() -> None:
