@@ -31,15 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from staticmem.allocators.peaks import LargePool, Outline, outline
 from staticmem.allocators.process import Process
-from staticmem.allocators.settings import (
-    DEFAULTS,
-    MIN_BLOCK,
-    Layout,
-    Settings,
-    ascending,
-    descending,
-    shuffled,
-)
+from staticmem.allocators.settings import DEFAULTS, MIN_BLOCK, Layout, Settings, ascending, descending, shuffled
 from staticmem.units import Band
 
 if TYPE_CHECKING:

@@ -52,11 +52,7 @@ _AtTick: TypeAlias = "dict[int, list[tuple[int, int]]]"  # tick -> (kernel, inde
 
 
 def process_of_trace(
-    trace: Trace,
-    workspaces: WorkspaceModel | None = None,
-    *,
-    steps: int = STEPS,
-    data: DataSource = "resident",
+    trace: Trace, workspaces: WorkspaceModel | None = None, *, steps: int = STEPS, data: DataSource = "resident"
 ) -> Process:
     """The calls of `steps` steps from the start of the process.
 

@@ -13,16 +13,7 @@ from collections.abc import Callable, Sequence
 
 from staticmem.eager.strides import numel
 from staticmem.eager.tensor import Tensor
-from staticmem.engine.optimizer_steps import (
-    Drop,
-    Make,
-    MakeAll,
-    OptimizerFacts,
-    SecondName,
-    Shape,
-    State,
-    Steps,
-)
+from staticmem.engine.optimizer_steps import Drop, Make, MakeAll, OptimizerFacts, SecondName, Shape, State, Steps
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note

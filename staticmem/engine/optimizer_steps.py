@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from staticmem.eager.strides import numel
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
@@ -340,11 +341,11 @@ def _of_bitsandbytes(s: Scenario) -> OptimizerFacts:
     count, eight, paged = 1 if "lion" in name else 2, name.endswith("-8bit"), name.startswith("paged-")
 
     def blocks(shape: Shape) -> Shape:
-        return (-(-_numel(shape) // BLOCK),)
+        return (-(-numel(shape) // BLOCK),)
 
     def states(shape: Shape, dtype: DType) -> tuple[State, ...]:
-        numbers, managed = range(1, count + 1), paged and _numel(shape) >= MIN_PAGED
-        if not eight or _numel(shape) < MIN_8BIT:
+        numbers, managed = range(1, count + 1), paged and numel(shape) >= MIN_PAGED
+        if not eight or numel(shape) < MIN_8BIT:
             return tuple(State(f"state{k}", None, dtypes.float32, managed) for k in numbers)
         full = tuple(State(f"state{k}", None, dtypes.uint8, managed) for k in numbers)
         return (*full, *(State(f"absmax{k}", blocks, dtypes.float32) for k in numbers))
@@ -375,13 +376,13 @@ def _torchao(s: Scenario) -> OptimizerFacts:
     block, dtype, book, packed = _OF_TORCHAO[s.optimizer or ""]
 
     def quantized(shape: Shape) -> bool:
-        return _numel(shape) >= MIN_8BIT and _numel(shape) % block == 0
+        return numel(shape) >= MIN_8BIT and numel(shape) % block == 0
 
     def codes(shape: Shape) -> Shape:
-        return shape if packed == 1 else (_numel(shape) // packed,)
+        return shape if packed == 1 else (numel(shape) // packed,)
 
     def scales(shape: Shape) -> Shape:
-        return (_numel(shape) // block,)
+        return (numel(shape) // block,)
 
     def state(name: str) -> tuple[State, ...]:
         parts = State(f"{name}_codes", codes, dtype), State(f"{name}_scale", scales, dtypes.float32)
@@ -401,20 +402,13 @@ def _torchao(s: Scenario) -> OptimizerFacts:
         within_rows = next((size for size in reversed(shape) if size != 1), 1) % block == 0
         if packed == 1 and book and within_rows:
             return ()
-        whole = any(_numel(shape[k:]) == block for k in range(len(shape)))
+        whole = any(numel(shape[k:]) == block for k in range(len(shape)))
         maxima = () if of_bits and whole else twice("amax", scales, full)
         scaled = twice("div", None, full) if of_bits else ()
         wide = twice("codes", None, dtypes.int64) if packed == 2 else ()
         return (*maxima, *scaled, *wide, Drop(tuple(f"{name}{k}" for name in ("amax", "div", "codes") for k in (1, 2))))
 
     return OptimizerFacts(states, loop)
-
-
-def _numel(shape: Shape) -> int:
-    n = 1
-    for size in shape:
-        n *= size
-    return n
 
 
 FACTS: dict[str, Callable[[Scenario], OptimizerFacts]] = {

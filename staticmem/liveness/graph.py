@@ -478,13 +478,4 @@ def _folded_name(node: str, data: Mapping[str, Any]) -> str:
     return f"{data['reason']}{place}" if node.startswith("owner ") and data["name"] not in _OF_LOOP else node
 
 
-__all__ = [
-    "ROOT",
-    "Dominated",
-    "Figures",
-    "dominators",
-    "figures",
-    "folded",
-    "freed_without",
-    "step_graph",
-]
+__all__ = ["ROOT", "Dominated", "Figures", "dominators", "figures", "folded", "freed_without", "step_graph"]

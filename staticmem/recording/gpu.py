@@ -125,17 +125,14 @@ def _like_first(own: Callable[..., Any]) -> Callable[..., Any]:
     in_place = own.__name__ == "inplace_op"  # of torch/_decomp/decompositions.py (`register_inplace`)
     accepted = set()
 
-    def result(*args: Any, **kwargs: Any) -> Any:
-        try:
-            numbers = *args[1:], *kwargs.values()
-            key = args[0].dtype, tuple(kwargs), numbers, tuple(map(type, numbers))
-            is_known = key in accepted
-        except (IndexError, TypeError):  # all by name, and numbers that are not known, which have no hash
-            return own(*args, **kwargs)
-        if is_known:
-            return args[0] if in_place else torch.empty_like(args[0])
-        made = own(*args, **kwargs)
-        if made.dtype is args[0].dtype:
+    def result(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        numbers = *args, *kwargs.values()
+        key = tensor.dtype, tuple(kwargs), numbers, tuple(map(type, numbers))
+        is_plain = all(isinstance(number, (int, float, str, type(None))) for number in numbers)
+        if is_plain and key in accepted:
+            return tensor if in_place else torch.empty_like(tensor)
+        made = own(tensor, *args, **kwargs)
+        if is_plain and made.dtype is tensor.dtype:
             accepted.add(key)
         return made
 

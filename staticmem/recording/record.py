@@ -320,11 +320,7 @@ class _Call:
 
 @contextmanager
 def _fake(
-    module: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    axes: Sequence[tracing.Axes],
-    on_host: bool,
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Sequence[tracing.Axes], on_host: bool
 ) -> Iterator[_Call]:
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     fake = fake_mode(shape_env=env, allow_non_fake_inputs=True)

@@ -30,7 +30,7 @@ from torch.fx.experimental.sym_node import SymNode
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_GUARD, _BOUND = "_guard_or", "bound_sympy"
+_GUARD = "_guard_or"
 _EXAMPLE_HELD = "_staticmem_example_held"
 # what depends on its two operands alone; the rest of a division looks at the ranges of sizes too
 _ARITHMETIC = [f"_{name}" for name in ("add", "sub", "mul", "int_floordiv", "sym_max", "sym_min",
@@ -41,6 +41,7 @@ _NEEDED = (
     (torch._C, "_AutoDispatchBelowADInplaceOrView"),
     (fake_tensor, "in_kernel_invocation_manager"),
     (fake_tensor, "_SymIntOutputStub"),
+    (symbolic_shapes, "bound_sympy"),
     (FakeTensorMode, "_cached_dispatch_impl"),
     (FakeTensorMode, "_output_from_cache_entry"),
     (FakeTensorMode, "_make_cache_entry"),
@@ -128,10 +129,7 @@ def _bounds_once() -> Iterator[None]:
 
     Source: torch/utils/_sympy/value_ranges.py (`bound_sympy`, which reads the ranges of the running trace besides).
     """
-    own = getattr(symbolic_shapes, _BOUND, None)
-    if own is None:
-        yield
-        return
+    own: Any = symbolic_shapes.bound_sympy
     kept: dict[Any, Any] = {}
 
     def bound(expr: Any, ranges: Any = None) -> Any:
@@ -143,7 +141,7 @@ def _bounds_once() -> Iterator[None]:
             kept[key] = own(expr, ranges)
         return kept[key]
 
-    with mock.patch.object(symbolic_shapes, _BOUND, bound):
+    with mock.patch.object(symbolic_shapes, "bound_sympy", bound):
         yield
 
 

@@ -25,12 +25,7 @@ from staticmem.studies.trials import Lever, Trials
 Progress = Callable[[int, int], None]  # levers that are done, and how many there are
 
 
-def levers(
-    study: Study,
-    gpu: str | None = None,
-    budget: int | None = None,
-    progress: Progress | None = None,
-) -> Levers:
+def levers(study: Study, gpu: str | None = None, budget: int | None = None, progress: Progress | None = None) -> Levers:
     """The levers of a study's request, those that save most first.
 
     Args:

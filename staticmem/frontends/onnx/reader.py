@@ -86,15 +86,7 @@ def parse(data: bytes, path: str = "the file") -> ModelProto:
 
 
 # what damaged strings, missing fields and absurd sizes raise in code that relies on the rules
-BROKEN = (
-    TypeError,
-    AttributeError,
-    LookupError,
-    ValueError,
-    ArithmeticError,
-    RecursionError,
-    RuntimeError,
-)
+BROKEN = (TypeError, AttributeError, LookupError, ValueError, ArithmeticError, RecursionError, RuntimeError)
 
 
 @contextmanager

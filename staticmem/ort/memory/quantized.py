@@ -9,16 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.ort.memory.kernel import (
-    Kernel,
-    Packing,
-    PackRule,
-    WorkRule,
-    elements,
-    integer_pack,
-    matrix,
-    padded,
-)
+from staticmem.ort.memory.kernel import Kernel, Packing, PackRule, WorkRule, elements, integer_pack, matrix, padded
 
 _MS = "com.microsoft"
 _POINTER = 8

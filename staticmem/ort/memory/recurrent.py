@@ -10,15 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.ir import dtypes
-from staticmem.ort.memory.kernel import (
-    Kernel,
-    Packing,
-    PackRule,
-    WorkRule,
-    float_pack,
-    integer_pack,
-    matrix,
-)
+from staticmem.ort.memory.kernel import Kernel, Packing, PackRule, WorkRule, float_pack, integer_pack, matrix
 
 
 def _directions(kernel: Kernel) -> int:
