@@ -131,10 +131,10 @@ def _like_first(own: Callable[..., Any]) -> Callable[..., Any]:
         is_plain = all(isinstance(number, (int, float, str, type(None))) for number in numbers)
         if is_plain and key in accepted:
             return tensor if in_place else torch.empty_like(tensor)
-        made = own(tensor, *args, **kwargs)
-        if is_plain and made.dtype is tensor.dtype:
+        value = own(tensor, *args, **kwargs)
+        if is_plain and value.dtype is tensor.dtype:
             accepted.add(key)
-        return made
+        return value
 
     return result
 

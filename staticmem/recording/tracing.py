@@ -339,8 +339,8 @@ def oblivious() -> Iterator[None]:
     config = _config()
     with ExitStack() as stack:
         stack.enter_context(known_sizes())
-        known = {**known_results(), torch.ops.aten.std_mean.dim: std_mean}
-        stack.enter_context(mock.patch.dict(decompositions, known))
+        results = {**known_results(), torch.ops.aten.std_mean.dim: std_mean}
+        stack.enter_context(mock.patch.dict(decompositions, results))
         if scaled is not None:
             stack.enter_context(mock.patch.object(meta, "_meta_grouped_mm_common", grouped_mm))
         if hasattr(config, "backed_size_oblivious"):  # PyTorch 2.7 has the option
