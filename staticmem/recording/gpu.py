@@ -105,7 +105,9 @@ def _grouped_mm(
 def known_results() -> Mapping[Any, Callable[..., Any]]:
     """Functions for results that are known from the first argument, in place of PyTorch's decompositions, which run
     some ten ops of symbolic sizes for a `hardswish`: of batch norms, and of functions of one floating-point tensor."""
-    alike = {op: _like_first(own) for op, own in decomposition_table.items() if _is_of_one_tensor(op)}
+    alike = {
+        op: _like_first(own, op._schema.is_mutable) for op, own in decomposition_table.items() if _is_of_one_tensor(op)
+    }
     return {**alike, **_BATCH_NORMS}
 
 
@@ -120,9 +122,8 @@ def _is_of_one_tensor(op: Any) -> bool:
     return "activation" in kinds or (torch.Tag.pointwise in op.tags and "has_in_place" in kinds)
 
 
-def _like_first(own: Callable[..., Any]) -> Callable[..., Any]:
+def _like_first(own: Callable[..., Any], in_place: bool) -> Callable[..., Any]:
     """A decomposition that runs once for each type and other arguments: it may refuse them, or give another type."""
-    in_place = own.__name__ == "inplace_op"  # of torch/_decomp/decompositions.py (`register_inplace`)
     accepted = set()
 
     def result(tensor: Any, *args: Any, **kwargs: Any) -> Any:

@@ -532,7 +532,10 @@ def test_functions_of_one_tensor_give_what_pytorchs_decompositions_give() -> Non
             if op._schema.is_mutable and tensor is expanded:
                 continue
             known(torch.zeros(2, dtype=tensor.dtype, device="meta"), *numbers, **named)
-            made = [make(tensor.clone(), *numbers, **named) for make in (known, decomposition_table[op])]
+            inputs = tensor.clone(), tensor.clone()
+            makers = zip((known, decomposition_table[op]), inputs, strict=True)
+            made = [make(x, *numbers, **named) for make, x in makers]
+            assert (made[0] is inputs[0]) is op._schema.is_mutable, str(op)
             forms = [(one.shape, one.stride(), one.dtype) for one in made]
             assert forms[0] == forms[1], (str(op), tensor.stride())
             tried += 1
