@@ -311,7 +311,8 @@ class _Builder:
             else:
                 read = [id for operand in self.ops.ops[kernel.op].refs() for id in by_value.get(operand, ())]
             for id in dict.fromkeys(read):
-                if self.trace.buffers.kernels[id] < index and not self.result.has_edge(name, _storage(id)):
+                is_there = _storage(id) in self.result and self.trace.buffers.kernels[id] < index
+                if is_there and not self.result.has_edge(name, _storage(id)):
                     born = self.trace.buffers.born[id]
                     self._connect(name, _storage(id), "reads", born, self.lifetimes.died[id])
 
@@ -329,11 +330,7 @@ class _Builder:
                 by_value.setdefault(hold.who, []).append(hold.buffer)
             elif hold.kind in (Reason.SAVED, Reason.RECOMPUTED, Reason.GRADIENT) and hold.op >= 0:
                 by_op.setdefault(hold.op, []).append(hold.buffer)
-        alive = self.result
-        return (
-            {name: [id for id in ids if _storage(id) in alive] for name, ids in by_value.items()},
-            {op: [id for id in ids if _storage(id) in alive] for op, ids in by_op.items()},
-        )
+        return by_value, by_op
 
 
 def _storage(id: int) -> str:
@@ -476,6 +473,3 @@ def _folded_name(node: str, data: Mapping[str, Any]) -> str:
     if data["kind"] == "autograd":
         return f"backward graph{place}"
     return f"{data['reason']}{place}" if node.startswith("owner ") and data["name"] not in _OF_LOOP else node
-
-
-__all__ = ["ROOT", "Dominated", "Figures", "dominators", "figures", "folded", "freed_without", "step_graph"]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from staticmem.eager.context import Eager
 from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Node, Owner, Tensor
-from staticmem.eager.trace import OPEN, Trace
+from staticmem.eager.trace import OPEN
 from staticmem.engine.step import StepResult, run_step
 from staticmem.ir.graph import Graph
 from staticmem.ir.record import record
@@ -140,8 +140,3 @@ def watched_step(graph: Graph, scenario: Scenario, policy: str = "expected") -> 
 
     result = run_step(graph, scenario, policy, machine=make)
     return result, machines[-1].keepers()
-
-
-def same_trace(one: Trace, other: Trace) -> bool:
-    """Whether two traces have the same buffers and holds."""
-    return one.ticks == other.ticks and one.buffers == other.buffers and list(one.holds) == list(other.holds)

@@ -6,10 +6,10 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from staticmem.report.formats import Format
-from staticmem.report.text import PLAIN, Text, View
+from staticmem.report.text import PLAIN, Text, View, printable
 from staticmem.report.verdict import plural
 
 if TYPE_CHECKING:
@@ -36,14 +36,24 @@ def render(graph: nx.DiGraph, view: View = PLAIN) -> str:
 
 def render_json(graph: nx.DiGraph, view: View = PLAIN) -> str:
     """Nodes and links, as `networkx.node_link_graph(..., edges="links")` reads them."""
+    nodes = [{"id": node, **attributes} for node, attributes in graph.nodes(data=True)]
+    links = [{"source": a, "target": b, **attributes} for a, b, attributes in graph.edges(data=True)]
+    whole = {"directed": True, "multigraph": False, "graph": graph.graph, "nodes": nodes, "links": links}
+    return json.dumps(whole, indent=1) + "\n"
+
+
+def _printable(graph: nx.DiGraph) -> nx.DiGraph:
+    """The graph with names that XML and Graphviz can hold: a file may have put any character into them."""
     import networkx as nx
 
-    # NetworkX 3.2 and 3.3 have no `edges`, and write "links" by themselves
-    data = {**graph.graph, **{"nodes": [], "links": []}}
-    data["nodes"] = [{"id": node, **attributes} for node, attributes in graph.nodes(data=True)]
-    data["links"] = [{"source": a, "target": b, **attributes} for a, b, attributes in graph.edges(data=True)]
-    assert isinstance(graph, nx.DiGraph)
-    return json.dumps({"directed": True, "multigraph": False, "graph": graph.graph, **data}, indent=1) + "\n"
+    def plain(value: Any) -> Any:
+        return printable(value, "<{:04X}>") if isinstance(value, str) else value
+
+    result = nx.DiGraph(**{key: plain(value) for key, value in graph.graph.items()})
+    for node, data in graph.nodes(data=True):
+        result.add_node(plain(node), **{key: plain(value) for key, value in data.items()})
+    result.add_edges_from((plain(a), plain(b), data) for a, b, data in graph.edges(data=True))
+    return result
 
 
 def render_graphml(graph: nx.DiGraph, view: View = PLAIN) -> bytes:
@@ -51,7 +61,7 @@ def render_graphml(graph: nx.DiGraph, view: View = PLAIN) -> bytes:
     import networkx as nx
 
     written = io.BytesIO()
-    nx.write_graphml(graph, written)
+    nx.write_graphml(_printable(graph), written)
     return written.getvalue()
 
 
@@ -60,14 +70,22 @@ def render_gexf(graph: nx.DiGraph, view: View = PLAIN) -> bytes:
     import networkx as nx
 
     written = io.BytesIO()
-    nx.write_gexf(graph, written)
+    nx.write_gexf(_printable(graph), written)
     return written.getvalue()
 
 
 def render_dot(graph: nx.DiGraph, view: View = PLAIN) -> str:
     """Graphviz's language: storages as boxes with their bytes, and an edge's kind as its style."""
     return (
-        "\n".join(["digraph step {", "  rankdir=LR;", "  node [fontname=Helvetica];", *_dot_lines(graph, view), "}"])
+        "\n".join(
+            [
+                "digraph step {",
+                "  rankdir=LR;",
+                "  node [fontname=Helvetica];",
+                *_dot_lines(_printable(graph), view),
+                "}",
+            ]
+        )
         + "\n"
     )
 
@@ -78,15 +96,18 @@ _STYLES = {"holds": "solid", "keeps": "bold", "allocates": "dashed", "reads": "d
 
 def _dot_lines(graph: nx.DiGraph, view: View) -> Iterator[str]:
     for node, data in graph.nodes(data=True):
-        label = f"{data['name']}\\n{view.size(data['bytes'])}" if "bytes" in data else data["name"]
-        yield f"  {_quoted(node)} [label={_quoted(label)}, shape={_SHAPES[data['kind']]}];"
+        label = _quoted(data["name"])
+        if "bytes" in data:  # `\\n` breaks a line of a label
+            label = f'{label[:-1]}\\n{view.size(data["bytes"])}"'
+        yield f"  {_quoted(node)} [label={label}, shape={_SHAPES[data['kind']]}];"
     for a, b, kind in graph.edges(data="kind"):
         yield f"  {_quoted(a)} -> {_quoted(b)} [style={_STYLES[kind]}, tooltip={_quoted(kind)}];"
 
 
 def _quoted(text: str) -> str:
-    """A string of Graphviz's language; `\\n` in a label breaks its line."""
-    return '"' + text.replace('"', '\\"') + '"'
+    """A string of Graphviz's language."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 FORMATS = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from staticmem.report.formats import Format
 from staticmem.report.markdown import code, escape
 from staticmem.report.text import PLAIN, Text, View
@@ -57,11 +55,7 @@ def _facts(tensor: KeptTensor, view: View) -> str:
 
 
 def _sentence(links: tuple[str, ...]) -> str:
-    return " → ".join(_shown(links))
-
-
-def _shown(links: tuple[str, ...]) -> Iterator[str]:
-    yield from links or ("the process",)
+    return " → ".join(links)
 
 
 FORMATS = (Format("table", "txt", render), Format("md", "md", render_markdown))

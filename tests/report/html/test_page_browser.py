@@ -17,6 +17,8 @@ from html_pages import HOSTILE, MODELS, hostile_model, large, study_of, write_pa
 import staticmem
 from staticmem.report.json import dumps
 from staticmem.studies import Study
+from staticmem.studies.owners import with_owners
+from staticmem.studies.page import page as page_of
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium: apt-get install chromium")
 
@@ -285,6 +287,27 @@ def test_icicle_adds_up_and_is_walked_by_keys(page: Page, study: Study) -> None:
     assert page.js("staticmem.icicle.top.path") == path
     page.key("Backspace")
     assert page.js("staticmem.icicle.top.path") == ""
+
+
+def test_icicle_of_owners_adds_up_and_is_walked_by_keys(browser: Browser, study: Study, tmp_path: Path) -> None:
+    report = with_owners(study, study.report)
+    target = tmp_path / "owners.html"
+    target.write_text(page_of(study, report), encoding="utf-8")
+    page = browser.open(target)
+    assert page.js("staticmem.owners.root.bytes") == report.peak.live_bytes
+    assert page.js("staticmem.owners.root.children.size") == len(report.owners)
+    largest = report.owners[0]
+    assert page.js(f"staticmem.owners.root.children.get({largest.owner!r}).bytes") == largest.bytes
+    page.js("document.querySelector('#owners-icicle g').focus()")
+    page.key("ArrowDown")
+    assert page.js("document.activeElement.dataset.path") == largest.owner
+    page.key("Enter")
+    assert page.js("staticmem.owners.top.path") == largest.owner
+    assert page.js("staticmem.icicle.top.path") == ""
+    page.key("Backspace")
+    assert page.js("staticmem.owners.top.path") == ""
+    assert page.problems == []
+    page.close()
 
 
 def test_filter_of_tensors(page: Page, study: Study) -> None:
