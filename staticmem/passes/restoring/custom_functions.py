@@ -29,7 +29,7 @@ from staticmem.ir.graph import Arg, Graph, Op, Parameter, Ref, Region, SourceLin
 from staticmem.ir.record import record
 from staticmem.ir.stacks import is_published
 from staticmem.ops.registry import NO_DERIVATIVE, Kind, kinds_of
-from staticmem.passes.variables.unseen_code import line_calling_function
+from staticmem.passes.variables.unseen_code import is_of_called_module, line_calling_function
 from staticmem.scenario.step import Scenario
 
 _KEEP_STEP: tuple[Kind, ...] = ("cast", "copy", "masking")
@@ -166,7 +166,7 @@ def _is_float(arg: Arg, graph: Graph) -> bool:
     return isinstance(arg, float)
 
 
-_APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
+_APPLY = re.compile(r"\b([A-Za-z_]\w*)\.apply\(")
 OWN_BACKWARD = "staticmem::own_backward"  # of a function whose backward is not that of its ops
 _TORCH = re.compile(r"[/\\]torch[/\\]")
 _SIZES = ("operator::", "aten::sym_")  # what makes integers
@@ -198,6 +198,8 @@ def ends_of_functions(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] |
 def _place(op: Op) -> _Place | None:
     for depth, line in enumerate(op.stack):
         if ".apply(" in line.text and _APPLY.search(line.text) and not _TORCH.search(line.file):
+            if is_of_called_module(op, depth):
+                return None
             return (op.modules, *((frame.file, frame.line) for frame in op.stack[: depth + 1]))
     number = line_calling_function(op)
     if number is None:
@@ -219,8 +221,7 @@ def _regions(graph: Graph) -> Iterator[tuple[int, int]]:
 def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int) -> Graph:
     ops: list[Op] = []
     renamed: dict[str, str] = {}
-    ends = dict(regions)
-    at = 0
+    ends, at = dict(regions), 0
     computed = {name for op in graph.ops if not op.target.startswith(_SIZES) for name in op.outputs}
     tensors = computed | {p.value.name for p in graph.parameters} | {v.name for v in graph.inputs}
     last = {**graph.last_read, **dict.fromkeys(graph.outputs, len(graph.ops))}
@@ -233,9 +234,7 @@ def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int)
         at = ends[at]
         ops += [replace(op, grad=False) for op in region]
         own = {name for op in region for name in op.outputs}
-        inputs = [
-            n for n in dict.fromkeys(n for op in region for n in op.refs()) if n not in own and _base(n) in tensors
-        ]
+        inputs = [n for n in dict.fromkeys(n for op in region for n in op.refs()) if n not in own and n in tensors]
         results = [name for name in own if last.get(name, -1) >= at]
         for result in sorted(results):
             within = (n for op in region if not op.target.startswith(_SIZES) for n in op.outputs)
@@ -245,6 +244,7 @@ def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int)
             like = region[-1]
             ops.append(Op(name, "staticmem::own_backward", args, {}, (name,), like.modules, stack=like.stack))
             renamed[result] = name
+            tensors.add(name)
     outputs = tuple(renamed.get(name, name) for name in graph.outputs)
     return replace(graph, ops=tuple(ops), outputs=outputs)
 
@@ -270,10 +270,6 @@ def _with_steps(graph: Graph) -> Graph:
         renamed[step.result] = name
     outputs = tuple(renamed.get(name, name) for name in graph.outputs)
     return replace(graph, ops=tuple(ops), outputs=outputs)
-
-
-def _base(name: str) -> str:
-    return name.removesuffix("::function")
 
 
 def _renamed(op: Op, names: dict[str, str]) -> Op:
@@ -312,15 +308,12 @@ def _taken_apart(graph: Graph) -> Graph:
     return replace(graph, ops=tuple(ops))
 
 
-_APPLIED = re.compile(r"\b([A-Za-z_]\w*)\.apply\(")
-
-
 def _function(op: Op) -> tuple[tuple[SourceLine, ...], str] | None:
     """The trace of an op down to the line that calls a custom autograd function, and the function's name."""
     number = line_calling_function(op)
     if number is None:
         return None
-    match = _APPLIED.search(op.stack[number].text)
+    match = _APPLY.search(op.stack[number].text)
     return op.stack[: number + 1], match[1] if match is not None else "a function"
 
 

@@ -193,6 +193,13 @@ _APPLY = re.compile(r"\b[A-Za-z_]\w*\.apply\(")
 _FORWARD_CALLED = re.compile(r"\bsuper\b|\.forward\(")
 
 
+def is_of_called_module(op: Op, number: int) -> bool:
+    """Whether a module runs an op that a line of its stack calls, and no function does: `self.head(Reverse.apply(x))`
+    calls both, and each has a `forward`."""
+    forwards = sum(line.function == "forward" for line in op.stack)
+    return number < len(op.stack) - 1 and forwards <= len(op.modules)
+
+
 def line_calling_function(op: Op) -> int | None:
     """The number of the line of an op's stack that calls a custom `torch.autograd.Function`; None where none does.
 
@@ -201,7 +208,7 @@ def line_calling_function(op: Op) -> int | None:
     """
     for number, line in enumerate(op.stack[:-1]):
         if ".apply(" in line.text and op.stack[number + 1].function == "forward" and _APPLY.search(line.text):
-            return number
+            return None if is_of_called_module(op, number) else number
     if not op.modules or op.modules[0].path or len(op.stack) <= len(op.modules):
         return None
     named = sum(_FORWARD_CALLED.search(line.text) is not None for line in op.stack[:-1])

@@ -7,9 +7,9 @@ from dataclasses import replace
 from small_graphs import Builder
 
 from staticmem.engine.step import run_step
-from staticmem.ir.graph import Graph, Ref, SourceLine
+from staticmem.ir.graph import Frame, Graph, Ref, SourceLine
 from staticmem.liveness import Lifetimes
-from staticmem.passes.restoring.custom_functions import ends_of_functions
+from staticmem.passes.restoring.custom_functions import ends_of_functions, functions
 from staticmem.scenario.step import Scenario
 
 X = Ref("x")
@@ -54,3 +54,22 @@ def test_silu_without_classes_may_be_two_ops() -> None:
     assert ends is not None
     assert [op.base for op in ends[0].ops] == ["aten::silu"]
     assert [op.base for op in ends[1].ops] == ["aten::sigmoid", "aten::mul"]
+
+
+def test_a_module_that_is_called_on_the_line_of_a_function_is_no_part_of_it() -> None:
+    """`self.head(Reverse.apply(x))`: each has a `forward`."""
+    called = SourceLine("net.py", 3, "forward", "y = self.head(Reverse.apply(x))")
+    root, head = Frame("", "net.Net", 0), Frame("head", "torch.nn.modules.linear.Linear", 0)
+    b = Builder(x=(64, 64), w=(64, 64))
+    view = b.call("view_as", X, X, name="view")
+    graph: Graph = b.graph(b.call("mm", view, Ref("w"), name="y"))
+    function, product = graph.ops
+    own = SourceLine("net.py", 9, "forward", "return x.view_as(x)")
+    linear = SourceLine("/site-packages/torch/nn/modules/linear.py", 125, "forward", "return F.linear(input)")
+    function = replace(function, modules=(root,), stack=(called, own))
+    product = replace(product, modules=(root, head), stack=(called, linear))
+    graph = replace(graph, ops=(function, product))
+    assert [(r.start, r.end) for r, _ in functions(graph)] == [(0, 1)]
+    ends = ends_of_functions(graph, TRAIN)
+    assert ends is not None
+    assert [op.base for op in ends[1].ops] == ["aten::view_as", "staticmem::own_backward", "aten::mm"]
