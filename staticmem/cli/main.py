@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
 
     def _suggestion(self, word: str) -> str:
         """The flag that an unknown one may mean, as the help writes it; empty where none is close."""
-        from staticmem.scenario.other_words import hint_for  # late: for errors only
+        from staticmem.scenario.options import hint_for  # late: for errors only
 
         flags = {}
         for action in self._actions:

@@ -13,8 +13,7 @@ from typing import Any
 from staticmem.documents import DocumentError, Node
 from staticmem.report.model import METERS
 from staticmem.scenario.kinds import UNKNOWN_KEY, Bytes, Choice, Kind, ListOf, Named, Text, Whole, kind_of, wrong
-from staticmem.scenario.options import Option
-from staticmem.scenario.other_words import hint_for
+from staticmem.scenario.options import Option, hint_for
 from staticmem.scenario.request import OPTIONS
 
 VERSION = 1

@@ -16,7 +16,7 @@ from staticmem.engine.compiled import CompiledRegion
 from staticmem.engine.features import Feature
 from staticmem.ir.graph import Graph, Note, Region
 from staticmem.ir.record import record
-from staticmem.passes.requested.compile_regions import breaks_of, compile_regions, ddp_cuts
+from staticmem.passes.requested.regions import breaks_of, compile_regions, ddp_cuts
 from staticmem.scenario.checkpointing import Policy
 from staticmem.scenario.compiling import AUTOTUNED
 from staticmem.scenario.step import Scenario

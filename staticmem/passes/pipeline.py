@@ -173,7 +173,7 @@ _REENTRANT = Pass(
     "reentrant checkpoints",
     "gradients of checkpoints with use_reentrant=True, which run their function under no_grad",
     "torch/utils/checkpoint.py, CheckpointFunction.forward",
-    "requested.checkpoint_regions:undo_no_grad",
+    "requested.regions:undo_no_grad",
 )
 
 _NAMES = Pass(
@@ -516,7 +516,7 @@ STEP = (
         "products of experts",
         "the products that transformers runs on a GPU, and casts to the type of weights: an export has resolved it",
         "transformers/integrations/moe.py, _grouped_mm",
-        "restoring.experts:run_grouped",
+        "restoring.masks:run_grouped",
         "aten::_grouped_mm transformers::grouped_mm_fallback",
         classes=("transformers.",),
     ),

@@ -92,7 +92,8 @@ class Request(
 
     def __post_init__(self) -> None:
         if self.optimizer is not None and self.optimizer.lower() in REFUSED:
-            why, hint = REFUSED[self.optimizer.lower()], f"Use one of {' and '.join(LOW_RANK)}."
+            why = REFUSED[self.optimizer.lower()]
+            hint = f"Use one of {' and '.join(LOW_RANK)}."
             raise UsageError(f"the optimizer '{self.optimizer}' is not covered", why, hint, "SM161")
         if self.optimizer is not None and self.optimizer.lower() in NAMES_OF_TRANSFORMERS:
             name, impl = NAMES_OF_TRANSFORMERS[self.optimizer.lower()]
@@ -152,7 +153,8 @@ class Request(
         given = self.given()
         RankOptions.check(self)
         check(COMBINATIONS, given)
-        mode, optimizer = given["mode"], given.get("optimizer")
+        mode = given["mode"]
+        optimizer = given.get("optimizer")
         torch = release_of_step(REFERENCE_RELEASE if self.torch_version is None else torch_release(self.torch_version))
         if torch < DEFAULTS_CHANGED:
             given.setdefault("sdpa", "math")  # code of that time writes attention out
@@ -188,7 +190,9 @@ class Request(
 
     def _notes(self, scenario: Scenario, given: Mapping[str, Any]) -> list[Note]:
         """What is said of options that do not act, and of what the step takes as given."""
-        mode, trains, optimizer = scenario.mode, scenario.training, given.get("optimizer")
+        mode = scenario.mode
+        trains = scenario.training
+        optimizer = given.get("optimizer")
         notes: list[Note] = []
         kind = "inference" if mode == "infer" else "generation"
         if not trains and "loss" in given and self.preset is None:

@@ -15,7 +15,7 @@ from typing import Any
 from staticmem.engine.shapes import value_infos
 from staticmem.ir.graph import Graph, Op
 from staticmem.ops import flops
-from staticmem.passes.requested.checkpoint_regions import regions_of
+from staticmem.passes.requested.regions import regions_of
 from staticmem.report.sweep import SAME, CardFit, LeverRow, need
 from staticmem.scenario.request import as_flags
 from staticmem.scenario.step import Scenario

@@ -16,7 +16,7 @@ from staticmem.engine.step import StepResult
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Frame, Graph, Op, Ref, Region
 from staticmem.liveness import Lifetimes
-from staticmem.passes.requested.checkpoint_regions import regions_of
+from staticmem.passes.requested.regions import regions_of
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
 

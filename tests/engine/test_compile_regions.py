@@ -12,7 +12,7 @@ from staticmem.compiler.region import returned
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Op, Recorded, Ref, Region, Value
-from staticmem.passes.requested.compile_regions import breaks_of, compile_regions, ddp_cuts
+from staticmem.passes.requested.regions import breaks_of, compile_regions, ddp_cuts
 from staticmem.scenario.compiling import WHOLE
 from staticmem.scenario.step import Scenario
 

@@ -21,7 +21,7 @@ from staticmem.errors import UsageError
 from staticmem.ir.graph import NO_KWARGS, Arg, Graph, Note, Op, Parameter, Ref
 from staticmem.ops import kinds_of
 from staticmem.passes.edit import names_of, unused_name, with_named_ops
-from staticmem.passes.restoring.experts import FALLBACK, GROUPED
+from staticmem.passes.restoring.masks import FALLBACK, GROUPED
 from staticmem.scenario.strategies import ExpertShare
 
 _PRODUCTS = (GROUPED, FALLBACK)

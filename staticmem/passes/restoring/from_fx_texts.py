@@ -211,7 +211,8 @@ class _Builder:
 
     def _positions(self, base: str, nodes: list[Node]) -> tuple[str, ...]:
         """Results of a call that gives several tensors, with names in the place of those that nobody reads."""
-        last, text = nodes[-1], nodes[-1].fx
+        last = nodes[-1]
+        text = nodes[-1].fx
         if "recurrent" not in kinds_of(base):
             used = [any(u != text for u in self.users.get(n, ())) for n in last.outputs]
             count = max((i + 1 for i, u in enumerate(used) if u), default=0)
@@ -220,7 +221,8 @@ class _Builder:
         names = [n for n in names if n.startswith("getitem")]
         single = f"{last.name or last.outputs[0]}::output"
         if names and len(names) < (3 if base == "aten::lstm" else 2):  # of the output and the states, some are not read
-            output, state = len(self.net.shape(names[0]) or ()), self.net.shape(names[0])
+            output = len(self.net.shape(names[0]) or ())
+            state = self.net.shape(names[0])
             hidden = last.attrs.get("hidden_size")
             layers = state is not None and output == 3 and last.op in ("LSTM", "GRU", "RNN") and last.outputs[0] == ""
             if layers and hidden:
@@ -234,7 +236,8 @@ class _Builder:
         """
         if len(args) < 9 or not isinstance(args[0], Ref) or type(args[4]) is not int:
             return ()
-        given, count = self.net.shape(args[0].name) or (), args[4] * (2 if args[7] else 1)
+        given = self.net.shape(args[0].name) or ()
+        count = args[4] * (2 if args[7] else 1)
         names = sorted((n for n in self._group_results(nodes) if n.startswith("getitem")), key=fx_text.number_of)
         if len(given) != 3 or not names:
             return ()
@@ -270,7 +273,8 @@ class _Builder:
         return [n for node in nodes for n in node.outputs if n and any(u != text for u in self.users.get(n, ()))]
 
     def _getitem(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
-        source, index = fx.args[0], fx.args[1]
+        source = fx.args[0]
+        index = fx.args[1]
         if not isinstance(source, Ref) or not isinstance(index, int):
             raise _UnresolvedError
         items = self.env.get(source.name)
@@ -332,7 +336,8 @@ class _Builder:
         for arg, tensor in zip(fx.args[1:5], node.inputs[1:5], strict=False):
             if not isinstance(arg, Ref) or self._names(arg.name) or tensor not in self.defined:
                 continue
-            name, value = self.net.aliases.get(arg.name), self.net.values.get(tensor)
+            name = self.net.aliases.get(arg.name)
+            value = self.net.values.get(tensor)
             if name is None:
                 self.env[arg.name] = Ref(tensor)
             elif value is not None and tensor in self.modules:
@@ -364,7 +369,8 @@ class _Builder:
             name = self.net.aliases[placeholder]
             if tensor in self.modules or self.restored.get(tensor, name) != name:
                 value = self.net.values[tensor]  # merged with an equal one: eager has both
-                self.added[name], self.copied[name] = Value(name, value.dtype, value.shape), tensor
+                self.added[name] = Value(name, value.dtype, value.shape)
+                self.copied[name] = tensor
                 self.env[placeholder] = Ref(name)
                 continue
             self.env[placeholder] = Ref(tensor)
@@ -416,7 +422,8 @@ class _Builder:
             return
         self.env[lost[0]] = Ref(self._twin(lost[0], tensors[0], nodes[-1]))
         if clone:  # `x = y.clone()`, so that parts of it may be assigned
-            last, name = nodes[-1], f"{lost[0]}::copy"
+            last = nodes[-1]
+            name = f"{lost[0]}::copy"
             keeps = {"memory_format": "torch.contiguous_format" if copies == "contiguous" else "torch.preserve_format"}
             op = Op(name, "aten::clone", (Ref(tensors[0]),), keeps, (name,), frames(last), "", source_lines(last.stack))
             self._put_clone(op, tensors[0], same_line=bool(copies))
@@ -428,9 +435,12 @@ class _Builder:
         """The result of a call that an optimiser left out or merged with an equal one, whose result the reader has now:
         eager runs it. It was merged if its name is that of the same op (`layer_norm_3` of `layer_norm_1`)."""
         op = next((op for op in reversed(self.ops) if tensor in op.outputs), None)
-        base, around, stack = fx_text.base_of(name), frames(reader), source_lines(reader.stack)
+        base = fx_text.base_of(name)
+        around = frames(reader)
+        stack = source_lines(reader.stack)
         if around and around[-1].cls.startswith("torch.nn.modules."):  # its caller makes what it reads
-            around, stack = around[:-1], stack[:-1]
+            around = around[:-1]
+            stack = stack[:-1]
         if op is not None and base == fx_text.base_of(tensor) and "view" not in kinds_of(op.base):
             outputs = tuple(f"{name}::{n}" if n != tensor else name for n in op.outputs)
             call = replace(op, name=name, outputs=outputs, modules=around, stack=stack)
@@ -513,7 +523,8 @@ class _Builder:
         depth = next((i for i, (x, y) in around if x != y), min(len(maker.modules), len(clone.modules)))
         stack = maker.stack[: max(len(maker.stack) - len(maker.modules) + depth, 0)]
         if same_line:
-            depth, stack = len(maker.modules), maker.stack
+            depth = len(maker.modules)
+            stack = maker.stack
         elif index < 0 or not stack or ".clone(" not in stack[-1].text:
             self.ops.append(clone)
             return
@@ -627,12 +638,14 @@ def _of_reader(op: Op, makers: dict[str, Op], readers: dict[str, Op]) -> Op:
     reader = next((readers[name] for name in op.outputs if name in readers), None)
     if reader is None or not reader.modules:
         return op
-    modules, stack = reader.modules, reader.stack
+    modules = reader.modules
+    stack = reader.stack
     maker = next((makers[name] for name in op.refs() if name in makers), None)
     if maker is not None and maker.stack:
         depth = common_depth(maker.modules, modules)
         before = maker.stack[: len(maker.stack) - len(maker.modules) + depth]
         says = before and _SPLITS.search(before[-1].text) and not (stack and _SPLITS.search(stack[-1].text))
         if says or depth < len(modules):
-            modules, stack = modules[:depth], before
+            modules = modules[:depth]
+            stack = before
     return replace(op, modules=modules, stack=stack) if modules else op

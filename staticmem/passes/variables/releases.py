@@ -63,7 +63,8 @@ def ends_of_values(graph: Graph, policy: str) -> dict[str, int]:
     """The values of an inference, each with the index of the op after which nothing holds it, for a graph that is no
     recording: `releases_of`, with what frames of modules hold on. What is held to the end is not among them."""
     releases = releases_of(graph, policy, training=False)
-    last, frames = dict(releases.last_use), _ends_of_frames(graph)
+    last = dict(releases.last_use)
+    frames = _ends_of_frames(graph)
     made_in: dict[str, Stack] = {}
     stack: Stack = ()
     for index, op in enumerate(graph.ops):
@@ -90,7 +91,8 @@ def _ends_of_frames(graph: Graph) -> list[tuple[int, ...]]:
         modules = graph.ops[index].modules
         if modules and modules is not stack:  # an op without modules is where the one before it is
             common = common_depth(stack, modules)
-            stack, last = modules, (*last[:common], *(index,) * (len(modules) - common))
+            stack = modules
+            last = (*last[:common], *(index,) * (len(modules) - common))
         ends.append(last)
     return ends[::-1]
 

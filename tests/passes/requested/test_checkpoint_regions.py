@@ -21,7 +21,7 @@ from staticmem.ir.graph import Graph, Ref, SourceLine  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
 from staticmem.liveness import Lifetimes  # noqa: E402
 from staticmem.passes.pipeline import bind  # noqa: E402
-from staticmem.passes.requested.checkpoint_regions import written_regions  # noqa: E402
+from staticmem.passes.requested.regions import written_regions  # noqa: E402
 from staticmem.scenario.step import Scenario  # noqa: E402
 
 pytestmark = pytest.mark.torch

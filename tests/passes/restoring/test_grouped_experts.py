@@ -12,7 +12,7 @@ from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Ref
 from staticmem.passes.requested.expert_parallel import expert_parameters, split_experts
-from staticmem.passes.restoring.experts import run_grouped
+from staticmem.passes.restoring.masks import run_grouped
 from staticmem.scenario.strategies import ExpertShare
 from staticmem.studies import Study, request_of
 

@@ -9,7 +9,7 @@ from prepared import restored
 from small_graphs import Builder
 
 from staticmem.ir.graph import Graph, Ref, SourceLine
-from staticmem.passes.requested.checkpoint_regions import all_regions, has_open_regions, hidden_checkpoints
+from staticmem.passes.requested.regions import all_regions, has_open_regions, hidden_checkpoints
 from staticmem.passes.requested.training_code import drop_training_code
 from staticmem.passes.restoring.custom_functions import ends_of_functions
 from staticmem.passes.variables.unseen_code import line_calling_function

@@ -1,6 +1,7 @@
-"""Which ops of a graph run under a checkpoint: those that a scenario asks for, and those that the model's code calls.
+"""Regions of a graph: ops that run under a checkpoint, and those that `torch.compile` compiles.
 
-Asked for are modules by class or path, groups of them, and segments of a Sequential.
+Of checkpoints there are those that a scenario asks for, and those that the model's code calls. Asked for are modules by
+class or path, groups of them, and segments of a Sequential.
 
 An export inlines a call in the model's own code, `x = checkpoint(block, x)`: its ops look like all others. Only the
 source lines of stack traces show it, where the line is in a `forward` (torch.export keeps the frames of no other
@@ -17,16 +18,27 @@ which branch ran: it is taken not to have called it, and the lower bound of the 
 
 Source: torch/utils/checkpoint.py (`checkpoint`, `checkpoint_sequential`: all segments but the last are checkpoints;
 `CheckpointFunction.forward`).
+
+Compiled is the whole model, or the modules that a scenario names, each for itself. Dynamo ends a graph at an op whose
+sizes, or whose branches, follow from the contents of a tensor, runs it by itself, and begins another graph behind it.
+
+Under DistributedDataParallel it cuts each graph where a bucket of gradients is full, so that buckets can be reduced
+while the backward still runs.
+
+Source: torch/_dynamo/config.py (`capture_dynamic_output_shape_ops`, `capture_scalar_outputs`: False), the tags
+`dynamic_output_shape` and `data_dependent_output` of aten/src/ATen/native/native_functions.yaml;
+torch/_dynamo/backends/distributed.py (`DDPOptimizer.compile_fn`) (PyTorch 2.15).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from staticmem.errors import UsageError, did_you_mean
-from staticmem.ir.graph import Frame, Graph, Note, Op, Region
+from staticmem.ir import dtypes
+from staticmem.ir.graph import Frame, Graph, Note, Op, Ref, Region
 from staticmem.ir.module_spans import Call, by_parent, calls_of, region_of, selected
 from staticmem.ir.record import record
 from staticmem.ir.stacks import Stack, is_published_line
@@ -34,7 +46,8 @@ from staticmem.passes.restoring.custom_functions import functions
 from staticmem.passes.variables.source_lines import is_checkpoint_function
 from staticmem.passes.variables.unseen_code import Line, line_at, lines_of_methods
 from staticmem.scenario.checkpointing import NO_CHECKPOINTS, SQRT
-from staticmem.scenario.step import Scenario
+from staticmem.scenario.compiling import WHOLE
+from staticmem.scenario.step import DDP_BUCKET, DDP_FIRST_BUCKET, Scenario
 
 _CALL = re.compile(r"(?<!\w)(?:checkpoint|(?P<segments>checkpoint_sequential))\((?P<rest>.*)")
 _DECIDED = re.compile(r"(?<!\w)if\b.+\belse\b")  # an expression, of which one branch ran
@@ -450,3 +463,73 @@ def _is_hidden(graph: Graph, call: Call, lines: Set[Line]) -> bool:
         return False
     source = line_at(first, level)
     return not is_published_line(source) and (call.stack[:-1], source.file, source.line) in lines
+
+
+def compile_regions(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
+    """The regions that are compiled, in order; none is inside of another.
+
+    Raises:
+        UsageError: a name that no module has.
+    """
+    if WHOLE in scenario.compile:
+        return (Region(0, len(graph.ops), 0, ""),)
+    regions: list[Region] = []
+    for call in selected(calls_of(graph), scenario.compile, "--compile"):
+        if not regions or call.start >= regions[-1].end:
+            regions.append(region_of([call]))
+    return tuple(regions)
+
+
+def breaks_of(graph: Graph, region: Region) -> Iterator[int]:
+    """The ops of a region at which Dynamo breaks the graph."""
+    from staticmem.ops.tags import graph_breaks  # few steps are compiled
+
+    bases, breaking = graph.bases, graph_breaks()
+    if breaking.isdisjoint(bases) and "aten::index" not in bases and "aten::repeat_interleave" not in bases:
+        return
+    for index in range(region.start, region.end):
+        op = graph.ops[index]
+        if op.base in breaking or _is_mask(graph, op) or _repeats_by_tensor(op):
+            yield index
+
+
+def _is_mask(graph: Graph, op: Op) -> bool:
+    """`x[mask]`: as many elements as the mask has True."""
+    if op.base != "aten::index" or len(op.args) < 2 or not isinstance(op.args[1], tuple):
+        return False
+    values = [graph.values.get(arg.name) for arg in op.args[1] if isinstance(arg, Ref)]
+    return any(value is not None and value.dtype is dtypes.bool_ for value in values)
+
+
+def _repeats_by_tensor(op: Op) -> bool:
+    """`repeat_interleave(x, repeats)` with a tensor of repeats, whose sum nobody gives (`output_size`)."""
+    if op.base != "aten::repeat_interleave" or op.kwargs.get("output_size") is not None:
+        return False
+    return op.target.endswith(".Tensor") or (len(op.args) > 1 and isinstance(op.args[1], Ref))
+
+
+def ddp_cuts(graph: Graph, start: int, end: int, nbytes: Mapping[str, int], checkpoints: Sequence[Region]) -> list[int]:
+    """The ops before which DDPOptimizer cuts the graph of the ops [start, end), in order.
+
+    It goes backwards through the calls and adds up the parameters that each reads, as often as they are read; a call
+    that fills the bucket is the first of its graph. Calls before the first parameter join the graph behind them. A
+    checkpoint is one call. `nbytes` has the bytes of trained parameters by the names of their values, and `checkpoints`
+    the outermost ones within these ops.
+    """
+    begin_at = {index: region.start for region in checkpoints for index in range(region.start, region.end)}
+    cuts: list[int] = []
+    filled, limit, index = 0, DDP_FIRST_BUCKET, end
+    while index > start:
+        if filled >= limit:
+            cuts.append(index)
+            filled, limit = 0, DDP_BUCKET
+        last = index - 1
+        index = max(begin_at.get(last, last), start)
+        if index == last:
+            filled += sum(nbytes.get(arg.name, 0) for arg in graph.ops[last].args if isinstance(arg, Ref))
+        else:
+            read = {name for op in graph.ops[index : last + 1] for name in op.refs()}
+            filled += sum(nbytes.get(name, 0) for name in read)
+    if cuts and not filled:
+        cuts.pop()
+    return cuts[::-1]
