@@ -108,13 +108,10 @@ class StepRun:
         machine: Callable[[bool], Eager] = Eager,
     ) -> None:
         self.kernels = kernels
-        self.graph = graph
-        self.scenario = scenario
-        self.locals_policy = locals_policy
+        self.graph, self.scenario, self.locals_policy = graph, scenario, locals_policy
         self.training = scenario.training
         self.e = e = machine(scenario.training)
-        e.sdpa = scenario.sdpa
-        e.torch = scenario.torch
+        e.sdpa, e.torch = scenario.sdpa, scenario.torch
         cast = None
         if scenario.dtype in dtypes.HALVES:
             from staticmem.ops.whole_model_cast import cast_of  # few steps have it
@@ -124,14 +121,11 @@ class StepRun:
         self.interpreter = Interpreter(e, graph, cast, self.releases)
         self.interpreter.keeps_values = False
         self.model = self.interpreter.model
-        # variables of the loop
-        self.loss = Owner(Reason.VALUE, "loss")
-        self.outputs = Owner(Reason.VALUE, "outputs")
+        self.loss, self.outputs = Owner(Reason.VALUE, "loss"), Owner(Reason.VALUE, "outputs")  # variables of the loop
         self.histories = KeptHistories(e)
         # the variables of the training loop end with a function that each step calls, and autograd's graph with them
         self.in_function = scenario.retain_graph or not scenario.backward
-        self.grads = e.grads
-        self.received = e.received
+        self.grads, self.received = e.grads, e.received
         self.with_gradient: Sequence[Tensor] = ()  # parameters that get one
         self.gradients_of_leaves: Sequence[Owner] = ()
         self.has_own_loss = graph.recorded is not None and graph.recorded.loss
@@ -168,10 +162,7 @@ class StepRun:
     def train(self, trained: Collection[int] | None = None) -> tuple[StepResult, Collection[int], Collection[int]]:
         """One step of training. `trained` are the indices of the parameters that get a gradient; None: those that the
         graph shows. Returns the result, these indices, and those of the parameters that did get one."""
-        e = self.e
-        i = self.interpreter
-        scenario = self.scenario
-        graph = self.graph
+        e, i, scenario, graph = self.e, self.interpreter, self.scenario, self.graph
         self.checkpoints, region_notes = all_regions(graph, scenario, self.locals_policy)
         self.features = features_of(self)
         parameters = [p for p in self._place_model() if p.requires_grad]
@@ -189,8 +180,7 @@ class StepRun:
         outputs = self._micro_batch()
         if scenario.accumulate > 1:  # all micro-batches after the first are equal: two suffice
             counted = i.coverage, e.choices
-            i.coverage = Coverage(unknown_kept=i.coverage.unknown_kept)
-            e.choices = Counter()
+            i.coverage, e.choices = Coverage(unknown_kept=i.coverage.unknown_kept), Counter()
             e.grad_enabled = True
             call_again(i)
             outputs = self._micro_batch()
@@ -214,8 +204,7 @@ class StepRun:
         self, parameters: Sequence[Tensor], ids: Mapping[str, int]
     ) -> optimizers.Optimizer | optimizers.OptimizersOfGroups | None:
         """Places the state that the optimizer has from the step before. `ids` are those of tensors, by name."""
-        scenario = self.scenario
-        graph = self.graph
+        scenario, graph = self.scenario, self.graph
         if scenario.optimizer is None:
             return None
         apart: Collection[str] = outer_matrices(graph) if scenario.optimizer == "muon" else ()
@@ -228,8 +217,7 @@ class StepRun:
 
     def _make_state_of_other_call(self, parameters: Sequence[Tensor]) -> None:
         """The optimizer's state of parameters that another call of the code trains, and this one does not."""
-        graph = self.graph
-        env = self.interpreter.env
+        graph, env = self.graph, self.interpreter.env
         other = graph.recorded.other_call if graph.recorded is not None else None
         if other is None:
             return
@@ -242,8 +230,7 @@ class StepRun:
     # -- set-up --------------------------------------------------------------------------------------------------
 
     def _empty(self, value: Value, category: str, name: str, cast: bool = True) -> Tensor:
-        dtype = value.dtype
-        of_model = self.scenario.dtype
+        dtype, of_model = value.dtype, self.scenario.dtype
         if cast and of_model is not None and dtype.is_floating_point:  # a cast of the whole model changes these alone
             dtype = of_model
         return placed(self.e, value, dtype, f"{category} '{name}'")
@@ -257,8 +244,7 @@ class StepRun:
 
     def _place_model(self) -> list[Tensor]:
         """Places what the model owns, and its inputs; its parameters, without second names."""
-        graph = self.graph
-        define = self.interpreter.define
+        graph, define = self.graph, self.interpreter.define
         parameters: list[Tensor] = []
         tensors: dict[str, Tensor] = {}
         released = graph.recorded.last_held if graph.recorded is not None else {}
@@ -332,15 +318,12 @@ class StepRun:
 
     def _micro_batch(self) -> list[Tensor]:
         """Forward, loss and backward; the outputs of the model."""
-        e = self.e
-        trace = self.e.trace
+        e, trace = self.e, self.e.trace
         trace.begin("forward")
         e.autocast = self.scenario.amp
         after = self.criterion.ops_after_model
-        leaves_before = self.interpreter.made_leaves
-        self.interpreter.made_leaves = Owner(Reason.AUTOGRAD, "leaves")
-        graph_before = e.of_graph
-        e.of_graph = attributes_of_ctx()
+        leaves_before, self.interpreter.made_leaves = self.interpreter.made_leaves, Owner(Reason.AUTOGRAD, "leaves")
+        graph_before, e.of_graph = e.of_graph, attributes_of_ctx()
         for feature in self.features:
             feature.begin_forward()
         outputs = self.interpreter.forward(after)
@@ -355,8 +338,7 @@ class StepRun:
         if self.locals_policy == "last-use":  # code may take the loss's output alone: `loss_of(model(x)[0])`
             self.interpreter.forget_outputs(self.criterion.values)
         roots = self.criterion.compute(outputs)
-        previous = self.loss
-        self.loss = Owner(Reason.VALUE, "loss")
+        previous, self.loss = self.loss, Owner(Reason.VALUE, "loss")
         for root in roots:
             e.hold(root, self.loss)
         trace.replaced_by.update({old.storage.id: (roots[0].storage.id,) for old, _ in previous.held})
@@ -365,8 +347,7 @@ class StepRun:
         for owner in (previous, leaves_before, graph_before, *self.gradients_of_leaves):
             e.release(owner)
         e.release(e.autocast_owner)
-        e.autocast = None
-        e.autocast_cache = {}
+        e.autocast, e.autocast_cache = None, {}
         trace.marks["forward_end"] = trace.ticks
         for feature in self.features:
             feature.begin_backward()
@@ -421,9 +402,7 @@ class StepRun:
         return (self.interpreter.made_leaves, *self.gradients_of_leaves, self.e.of_graph)
 
     def _result(self, outputs: Sequence[Tensor]) -> StepResult:
-        i = self.interpreter
-        graph = self.graph
-        scenario = self.scenario
+        i, graph, scenario = self.interpreter, self.graph, self.scenario
         for tensor, _ in self.model.held:  # avoids a reference cycle with its node: garbage collection is off meanwhile
             tensor.accumulate = None
         loss = self.criterion.name if self.training else None

@@ -90,12 +90,8 @@ class LiveBand:
         rank: Callable[[StepResult], StepResult] | None = None,
         heaviest: HasResult | None = None,
     ) -> None:
-        self.rank = rank
-        self.heaviest = heaviest
-        self.model = model
-        self.binding = binding
-        self.graph = graph
-        self.request = request
+        self.rank, self.heaviest = rank, heaviest
+        self.model, self.binding, self.graph, self.request = model, binding, graph, request
         self.scenario = request.scenario()[0]
         self.result, self.lifetimes = step
         self.left_out: list[Note] = []  # what the band lacks, once it is known
@@ -104,31 +100,25 @@ class LiveBand:
     def bounds(self) -> tuple[int, int] | None:
         """The least and the most that the peak can be; None where nothing that is open moves it, or nothing is."""
         if self.heaviest is not None:
-            peak = self.lifetimes.peak_bytes
-            most = self._peak(self.heaviest.result)
+            peak, most = self.lifetimes.peak_bytes, self._peak(self.heaviest.result)
             return (peak, most) if most > peak else None
         of_rank = self.rank is not None and self.result.compiled is None
         if len(self.graph.ops) > BAND_LIMIT or (of_rank and self.other_call is None):
             return None
-        graph = self.graph
-        peak = self.lifetimes.peak_bytes
-        low = peak
-        high = peak
+        graph, peak = self.graph, self.lifetimes.peak_bytes
+        low, high = peak, peak
         if self._is_open or self.other_call is not None:
             peaks = [peak, *(step.peak_bytes for step in self._steps_besides)]
-            low = min(peaks)
-            high = max(peaks)
+            low, high = min(peaks), max(peaks)
         if self._is_open:
             less, more = moved_by_stored_tensors(graph, self.result.trace)
             kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
-            low = low - less - kept[0]
-            high = high + more + kept[1]
+            low, high = low - less - kept[0], high + more + kept[1]
             high += self._moved_by_folded_norms()
         if self.result.compiled is not None:
             low, high = self._ends_of_compiled(low, high)
         unknown = moved_by_unknown_ops(self.result)
-        low = max(low - unknown[0], 0)
-        high = high + unknown[1]
+        low, high = max(low - unknown[0], 0), high + unknown[1]
         return (low, high) if low < high else None
 
     @property
@@ -174,14 +164,11 @@ class LiveBand:
         (docs/accuracy.md)."""
         compiled = self.result.compiled
         assert compiled is not None
-        buffers = self.result.trace.buffers
-        kernels = self.result.trace.kernels
-        lifetimes = self.lifetimes
+        buffers, kernels, lifetimes = self.result.trace.buffers, self.result.trace.kernels, self.lifetimes
         if self.scenario.training:
             for other in OTHER_KERNELS:
                 peak = self._peak(run_step(self.graph, self.scenario, kernels=other))
-                low = min(low, peak)
-                high = max(high, peak)
+                low, high = min(low, peak), max(high, peak)
         if self.scenario.compile_mode in AUTOTUNED:
             low = min(low, self._peak(run_step(self.graph, self.scenario, kernels="templates")))
         if compiled.padded:
@@ -234,8 +221,7 @@ class LiveBand:
     def _open_steps(self) -> tuple[Lifetimes, ...]:
         """The steps with the least, and with the most, that the code may do with its values; none where that does not
         move the peak."""
-        graph = self.graph
-        scenario = self.scenario
+        graph, scenario = self.graph, self.scenario
         open_questions = [question for question in questions(scenario) if question(graph, scenario) is not None]
         every = scenario.training and (
             bool(open_questions)
@@ -272,8 +258,7 @@ class LiveBand:
             return True
         from staticmem.studies.unsaid_training import ForwardBound, held_by_most, held_in_calls
 
-        graph = self.graph
-        peak = self.lifetimes.peak_bytes
+        graph, peak = self.graph, self.lifetimes.peak_bytes
         maybe_open = ops_left_open(graph) if self._leaves_inplace_open else []
         if maybe_open is None:
             return True
@@ -288,8 +273,7 @@ class LiveBand:
         return not forward.stays_below(peak, open_ops, held_by_most(graph))
 
     def _peaks_in_forward(self) -> bool:
-        lifetimes = self.lifetimes
-        trace = self.result.trace
+        lifetimes, trace = self.lifetimes, self.result.trace
         return lifetimes.peak_tick < trace.marks["forward_end"]
 
     def _may_release_early(self) -> bool:
