@@ -22,6 +22,7 @@ MODEL = (
     "`nn.Module`, an FX `GraphModule`. The code of a module is recorded, under fake tensors"
 )
 INPUTS = "example inputs for a module: tensors, also on the meta device. Their batch is the default of `batch`"
+EXPLAIN = "`owners` and `modules` of the report say who holds what is alive at the peak"
 
 
 def refreshed(page: str) -> str:
@@ -40,7 +41,7 @@ def flags(options: Iterable[Option]) -> str:
 
 def keywords() -> str:
     """The keywords of `staticmem.analyze` with their defaults."""
-    own = [("`model`", "", MODEL), ("`inputs`", "`None`", INPUTS)]
+    own = [("`model`", "", MODEL), ("`inputs`", "`None`", INPUTS), ("`explain_peak`", "`False`", EXPLAIN)]
     options = [(f"`{name}`", f"`{one.default!r}`", f"{one.about}{_quoted(one)}") for name, one in OPTIONS.items()]
     return _table(("parameter", "default", ""), own + options)
 

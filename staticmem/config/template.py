@@ -34,7 +34,7 @@ def template(model: str, schema: str) -> str:
         "# allocator:                                # Settings of PyTorch's caching allocator.",
         '#   conf: "expandable_segments:True"',
         "",
-        "page:                                    # `staticmem sweep` takes the cross product of these lists.",
+        "what_if:                                    # `staticmem sweep` takes the cross product of these lists.",
         "  batch: [16, 32, 64]",
         "  optimizer: [sgd, adam]",
         "  # resolution: [224, 320]",

@@ -152,8 +152,14 @@ class _Asked:
 
         return Bench(self.study)
 
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
+    def __reduce__(self) -> tuple[type[_Nothing], tuple[()]]:
+        return _Nothing, ()
+
+
+class _Nothing:
+    """What a report in another process has in place of what it was asked."""
+
+    verdict_on = graph_at = None
 
 
 @_max_batch_with(Request)

@@ -106,7 +106,7 @@ def test_a_config(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = tmp_path / "staticmem.yaml"
     config.write_text(
         f"version: 1\nmodel: {RESNET}\ntrain: {{batch: 2, optimizer: adam, compile: true, compile_optimizer: true}}\n"
-        "page: {compile: [false, true, BasicBlock, [layer1.*, layer2.*]]}\n"
+        "what_if: {compile: [false, true, BasicBlock, [layer1.*, layer2.*]]}\n"
     )
     code, out, _ = run(capsys, "analyze", "--config", str(config), "-f", "json")
     assert code == 0
