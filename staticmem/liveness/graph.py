@@ -39,29 +39,6 @@ ROOT = "process"
 RETAINING = ("holds", "keeps")  # kinds of edges through which a storage stays alive
 MOST_NODES = 2_000_000  # of a graph: NetworkX takes about 0.5 KiB for a node or an edge (docs/adr/0004)
 
-# owners that one part of the program has together
-_GROUPS = {
-    Reason.OPTIMIZER: "optimizer",
-    Reason.GRAD: "gradients of parameters",
-    Reason.LOCAL: "optimizer.step()",
-    Reason.GRADIENT: "backward()",
-    Reason.VALUE: "forward()",
-    Reason.FRAME: "forward()",
-    Reason.MODULE: "attributes of modules",
-    Reason.COMPILED: "compiled code",
-    Reason.COMPILED_AGAIN: "compiled code",
-}
-_LABELS = {
-    Reason.MODEL: "parameters and buffers",
-    Reason.FRAME: "frame of {who}",
-    Reason.VALUE: "variable {who}",
-    Reason.MODULE: "attribute {who}",
-    Reason.CHECKPOINT: "checkpoint of {who}",
-    Reason.RECOMPUTED: "{who}, which runs again",
-    Reason.GRAD: ".grad of {who}",
-    Reason.OPTIMIZER: "state of {who}",
-    Reason.AUTOCAST: "autocast's {who}",
-}
 _BATCH = "batch"
 _OF_LOOP = ("loss", "outputs", _BATCH)  # variables of the loop around the model
 
@@ -191,7 +168,7 @@ class _Builder:
             reason, who, op = key
             name = self.owners[key] = " ".join(["owner", reason.value, who, *([str(op)] if op >= 0 else [])])
             module = who if reason is Reason.FRAME else module_of_op(self.ops, op)
-            label = _LABELS.get(reason, "{who}").format(who=who or "the model") if who not in _OF_LOOP else who
+            label = who if who in _OF_LOOP else reason.label.format(who=who or "the model")
             place = op_place(self.ops, op)
             self.result.add_node(name, kind="owner", reason=reason.value, name=label, op=place, module=module)
         return name
@@ -287,12 +264,11 @@ class _Builder:
         if reason is Reason.AUTOGRAD:
             loss = self.owners.get((Reason.VALUE, _OF_LOOP[0], -1))
             return loss or ROOT
-        group = _GROUPS.get(reason)
-        if group is None or who in _OF_LOOP:
+        if not reason.part or who in _OF_LOOP:
             return ROOT
-        name = f"owners {group}"
+        name = f"owners {reason.part}"
         if name not in self.result:
-            self.result.add_node(name, kind="owner", reason=reason.value, name=group, op="", module="")
+            self.result.add_node(name, kind="owner", reason=reason.value, name=reason.part, op="", module="")
             self._connect(ROOT, name, "keeps", 0, self._end)
         return name
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from staticmem.errors import StaticmemError, UsageError, did_you_mean
+from staticmem.errors import StaticmemError, UsageError, closest
 from staticmem.liveness.graph import ROOT, figures, freed_without, retaining, step_graph
 from staticmem.liveness.intervals import PEAK, WHOLE, Lifetimes
 from staticmem.liveness.keepers import Keepers, watched_step
@@ -170,7 +170,7 @@ def _nothing_alive(graph: nx.DiGraph, name: str, at: int | str) -> UsageError:
     alive = {str(data[key]) for _, data in graph.nodes(data=True) if data["kind"] == "storage" for key in _NAMES}
     what = f"no tensor and no module '{name}' is alive at {'the peak' if at == PEAK else at}"
     why_not = "A tensor is alive from the call that makes it until the last of its owners lets go."
-    hint = did_you_mean(name, sorted(alive - {""}))
+    hint = closest(name, alive - {""})
     return UsageError(what, why_not, hint or "staticmem analyze --explain-peak lists what is alive.", "SM292")
 
 

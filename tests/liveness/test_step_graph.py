@@ -267,6 +267,9 @@ def test_chains_of_owners() -> None:
         why(study, "layer1.0.conv11", "backward")
     assert caught.value.code == "SM292"
     assert "layer1.0.conv1" in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        why(study, "nothing like it", "backward")
+    assert "--explain-peak lists what is alive" in str(caught.value)  # and not all names that there are
 
 
 def test_in_python() -> None:
