@@ -5,14 +5,16 @@
     python benchmarks/export_time.py resnet18 lstm   # some
     python benchmarks/export_time.py --save FOLDER   # the recordings too, as NAME.json
 
-Models are built on the meta device. For each, `torch.export.export` runs with fixed sizes, then what `staticmem export`
-does: the graph with open sizes (`graph`), and the recording of the code (`record`). Feed-forward models are marked "f".
+Models are built on the meta device. For each, `torch.export.export` runs with fixed sizes (`bare`), then with the open
+sizes of our file, which it saves (`file`: what a user runs who has no staticmem), then what `staticmem export` does:
+the graph with open sizes (`graph`), and the recording of the code (`record`). Feed-forward models are marked "f".
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import io
 import json
 import sys
 import time
@@ -22,6 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -177,18 +180,30 @@ def seconds(call: Callable[[], Any], rounds: int = 2) -> tuple[float, Any]:
     return best, result
 
 
-def measure(build: Callable[[], Made], rounds: int) -> tuple[tuple[float, float, float], Any]:
-    """Seconds of torch.export, of the graph and of the recording; and the recording."""
+def measure(build: Callable[[], Made], rounds: int) -> tuple[tuple[float, float, float, float], Any]:
+    """Seconds of torch.export, of torch.export and its save with open sizes, of the graph and of the recording."""
     from staticmem.recording.export import ExportRequest, graph_file
     from staticmem.recording.record import record
 
     with torch.device("meta"):
         module, args = build()
     module.train()
+    request = ExportRequest(module, args, ".pt2")
+    with mock.patch.object(torch.export, "export", wraps=torch.export.export) as traced:
+        graph_file(request)
+    sizes = traced.call_args.kwargs["dynamic_shapes"]
     bare, _ = seconds(lambda: torch.export.export(module, args, strict=False), rounds)
-    graph, _ = seconds(lambda: graph_file(ExportRequest(module, args, ".pt2")), rounds)
+    file, _ = seconds(lambda: save(torch.export.export(module, args, dynamic_shapes=sizes, strict=False)), rounds)
+    graph, _ = seconds(lambda: graph_file(request), rounds)
     recording, document = seconds(lambda: record(module, args), rounds)
-    return (bare, graph, recording), document
+    return (bare, file, graph, recording), document
+
+
+def save(program: torch.export.ExportedProgram) -> None:
+    """Writes an exported program to memory, with its parameters as they are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(program, io.BytesIO())
 
 
 def main() -> int:
@@ -199,22 +214,24 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     measure(OTHERS["lstm"], 1)  # what the first export imports
-    ratios = {}
-    print(f"{'model':<20} {'bare':>7} {'graph':>7} {'record':>7} {'total/bare':>10}")
+    ratios: dict[str, tuple[float, float]] = {}
+    print(f"{'model':<20} {'bare':>7} {'file':>7} {'graph':>7} {'record':>7} {'total/bare':>10} {'total/file':>10}")
     for name in options.names or MODELS:
         try:
-            (bare, graph, recording), document = measure(MODELS[name], options.rounds)
+            (bare, file, graph, recording), document = measure(MODELS[name], options.rounds)
         except Exception as error:
             print(f"{name:<20} {type(error).__name__}: {str(error).splitlines()[0][:120]}")
             continue
-        ratios[name] = (graph + recording) / bare
+        total = graph + recording
+        ratios[name] = total / bare, total / file
         mark = "f" if name in FEED_FORWARD else " "
-        print(f"{name:<20} {bare:7.2f} {graph:7.2f} {recording:7.2f} {ratios[name]:9.1f}x {mark}", flush=True)
+        times = f"{bare:7.2f} {file:7.2f} {graph:7.2f} {recording:7.2f}"
+        print(f"{name:<20} {times} {total / bare:9.1f}x {total / file:9.1f}x {mark}", flush=True)
         if options.save is not None:
             options.save.mkdir(parents=True, exist_ok=True)
             (options.save / f"{name}.json").write_text(json.dumps(document))
-    if ratios:
-        print(f"median {median(ratios.values()):.1f}x, {min(ratios.values()):.1f}x to {max(ratios.values()):.1f}x")
+    for what, column in zip(("bare", "file"), zip(*ratios.values(), strict=True), strict=False):
+        print(f"of {what}: median {median(column):.1f}x, {min(column):.1f}x to {max(column):.1f}x")
     return 0
 
 
