@@ -9,14 +9,13 @@ from staticmem.compiler.aot.joint import trace
 from staticmem.compiler.aot.joint_passes import run_joint_passes
 from staticmem.compiler.checkpoints import Checkpointed
 from staticmem.compiler.cuda_graphs import unsafe_ops, written_inputs
-from staticmem.compiler.graphs import JointGraph, NodeGraph, Partition
+from staticmem.compiler.graphs import JointGraph, NodeGraph, Partition, recomputed_bytes
 from staticmem.compiler.inductor import plan, schedule_of
 from staticmem.compiler.inductor.autotuning import partial_bytes
 from staticmem.compiler.inductor.padding import extra_bytes
 from staticmem.compiler.inductor.schedule import Schedule
 from staticmem.compiler.partition import partition
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels, Plan
-from staticmem.compiler.recomputed import recomputed_bytes
 from staticmem.eager.strides import Form
 from staticmem.ir.graph import Graph
 from staticmem.ops.linear import FACTORS
