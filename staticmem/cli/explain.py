@@ -50,21 +50,3 @@ def run(args: argparse.Namespace) -> int:
     title, text = codes[code]
     sys.stdout.write(f"{code}: {title} ({KINDS[code[:3]]})\n\n{textwrap.fill(text, 100)}\n")
     return 0
-
-
-def page() -> str:
-    """docs/generated/codes.md: written by `python -m staticmem.cli.explain`."""
-    intro = (
-        "Errors, warnings and assumptions have codes that keep their meaning; `staticmem explain CODE` shows these\n"
-        "texts. This page is made by `python -m staticmem.cli.explain > docs/generated/codes.md`."
-    )
-    parts = ["# Codes", intro]
-    codes = entries()
-    for prefix, kind in KINDS.items():
-        rows = [f"| {code} | {title} | {text} |" for code, (title, text) in codes.items() if code.startswith(prefix)]
-        parts.append(f"## {prefix}xx: {kind}\n\n| code | | |\n|---|---|---|\n" + "\n".join(rows))
-    return "\n\n".join(parts) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

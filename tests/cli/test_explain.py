@@ -44,13 +44,6 @@ def test_list_and_unknown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "[SM134]" in capsys.readouterr().err
 
 
-def test_page_is_fresh(request: pytest.FixtureRequest) -> None:
-    path = ROOT / "docs" / "generated" / "codes.md"
-    if request.config.getoption("--overwrite-golden"):
-        path.write_text(explain.page(), encoding="utf-8", newline="\n")
-    assert path.read_text(encoding="utf-8") == explain.page()
-
-
 def test_a_code_that_stands_twice_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "codes.yaml").write_text("SM100: {title: a, text: b.}\nSM100: {title: c, text: d.}\n", encoding="utf-8")
     monkeypatch.setattr(explain, "__file__", str(tmp_path / "explain.py"))

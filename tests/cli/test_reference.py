@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from option_tables import MARKED, TABLES, refreshed
 
-from staticmem.cli.reference import MARKED, TABLES, refreshed
 from staticmem.scenario.request import OPTIONS
 
 DOCS = Path(__file__).parents[2] / "docs"

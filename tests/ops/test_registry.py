@@ -7,19 +7,19 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from staticmem import ops
 from staticmem.ir.graph import Op, Ref
-from staticmem.ops import argument, in_place, kinds_of, parameters, rules
-from staticmem.ops.registry import FAMILIES
+from staticmem.ops import argument, in_place, kinds_of, lookup, parameters, rules
+from staticmem.ops.registry import FAMILIES, rule
 
 SHARED = {
     "__init__",
     "registry",
     "dispatch",
-    "document",
     "onnx",
     "pointwise",
-    "rotation",
     "size_arithmetic",
     "tags",
     "whole_model_cast",
@@ -77,3 +77,18 @@ def test_arguments_are_found_by_position_and_by_name() -> None:
     assert argument(given, "groups") is None
     assert argument(Op("u", "mylib::unknown", (bias,), {}, ("y",)), "bias") is None
     assert parameters("aten::cosine_similarity") == ("x1", "x2", "dim", "eps")  # behind a decorator
+
+
+def test_every_rule_states_its_facts() -> None:
+    assert [target for target, found in rules().items() if not found.facts] == []
+
+
+def test_an_overload_falls_back_to_its_op() -> None:
+    assert lookup("aten::add.Tensor") is rules()["aten::add"]
+    assert lookup("aten::max.dim") is rules()["aten::max.dim"]
+    assert lookup("aten::no_such_op.default") is None
+
+
+def test_a_target_has_one_rule() -> None:
+    with pytest.raises(ValueError, match="two rules for aten::add"):
+        rule("aten::add")(lambda e: None)

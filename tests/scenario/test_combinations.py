@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -130,14 +129,3 @@ def test_what_does_not_act_is_said_and_not_refused() -> None:
     """A lever of a training step is none of an inference, whatever it does not go with."""
     _, notes = request_of({"context_parallel": 2, "offload_activations": "pinned"}).scenario()
     assert any("--offload-activations is not used" in note.text for note in notes)
-
-
-def test_the_page_is_that_of_the_table() -> None:
-    """`python scripts/pages/combinations_page.py > docs/generated/combinations.md`."""
-    path = ROOT / "scripts" / "pages" / "combinations_page.py"
-    spec = importlib.util.spec_from_file_location("combinations_page", path)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert (ROOT / "docs" / "generated" / "combinations.md").read_text(encoding="utf-8") == script.page()

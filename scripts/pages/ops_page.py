@@ -1,4 +1,7 @@
-"""Writes docs/generated/ops.md, the table of all rules: `python -m staticmem.ops.document > docs/generated/ops.md`."""
+"""Writes docs/generated/ops.md, the table of all rules.
+
+python scripts/pages/ops_page.py > docs/generated/ops.md
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ them down, `float32` copies them to float32, `float32_dtype` passes `dtype=float
 An op that is not here gets the documented upper bound: everything that goes in and out is saved, and backward makes one
 gradient for each input. The report counts those.
 
-Written by `python -m staticmem.ops.document`; a test holds it to the registry.
+Written by `python scripts/pages/ops_page.py`; a test holds it to the registry.
 """
 
 
@@ -32,8 +35,8 @@ def _row(rules: list[Rule]) -> str:
     return f"| {targets} | {first.autocast} | {state}{facts} |"
 
 
-def render() -> str:
-    """The document: one section a module, one row for targets with the same facts."""
+def page() -> str:
+    """The page: one section a module, one row for targets with the same facts."""
     lines = [HEAD]
     entries = sorted(rules().values(), key=lambda rule: (_module(rule), rule.facts, rule.autocast, rule.target))
     lines.append(f"{len(entries)} targets.\n")
@@ -48,4 +51,4 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    sys.stdout.write(page())
