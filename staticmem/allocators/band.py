@@ -135,16 +135,12 @@ class Replays:
             else:
                 bound, layout = self.process.bound(index > len(self._jitters)), ascending
                 sizes = [bound[id] for id in self._ids]
-            self._outcomes[index] = self._replayed(sizes, layout)
+            self._outcomes[index] = self._way[0](sizes, layout)
         return self._outcomes[index]
 
     @cached_property
     def _sizes(self) -> JitteredSizes:
         return JitteredSizes(self.process, self._ids)
-
-    @property
-    def _replayed(self) -> _Replayed:
-        return self._way[0]
 
     @property
     def _ids(self) -> Sequence[int]:

@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from staticmem.allocators import expandable
+from staticmem.allocators import segments
 from staticmem.allocators.process import EMPTY_CACHE, GRAPH_POOL, RELEASE, Event, Fallbacks
 from staticmem.allocators.result import OutOfMemory, Replay
 from staticmem.allocators.segments import Block, Driver, Pool
@@ -156,7 +156,7 @@ class _Allocator:
         if at == len(free):
             return None
         if self.settings.expandable_segments:
-            at = expandable.best_fit(free, at)
+            at = segments.best_fit(free, at)
         block = free[at][2]
         max_split = self.settings.max_split_size
         if size < max_split <= block.size:
@@ -207,7 +207,7 @@ class _Allocator:
             return None
         if self.settings.expandable_segments:
             page = SMALL_BUFFER if pool.small else self.settings.large_segment_size
-            return expandable.try_allocate(self.driver, pool, size, stream, page)
+            return segments.try_allocate(self.driver, pool, size, stream, page)
         if not self.driver.take(nbytes):
             return None
         block = Block(self.driver.address(nbytes), nbytes, stream, pool)
@@ -256,7 +256,7 @@ class _Allocator:
                     self.release_block(block)
             for block in free:
                 if block.reservation is not None:
-                    expandable.unmap(self.driver, block)
+                    segments.unmap(self.driver, block)
 
     def release_available_cached_blocks(self, pool: Pool, size: int, stream: int) -> bool:
         """With max_split_size: the smallest oversize block that is large enough, else the largest ones together."""

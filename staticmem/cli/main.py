@@ -149,7 +149,8 @@ def _main(argv: list[str]) -> int:
     except MemoryError as error:
         return print_error(unexpected(error))
     except Exception as error:
-        if isinstance(error, OSError) and is_full(error):
+        # errors of named files carry the name: this one is of a stream that has no room for more
+        if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
             drop_stdout()
             why = f"{error.strerror}."
             return print_error(UsageError("stdout cannot be written", why, "Give a file: -o FILE.", "SM142"))
@@ -225,11 +226,6 @@ def buffer_stdout() -> None:
     out = sys.__stdout__
     if out is not None and sys.stdout is out and isinstance(out.buffer, io.RawIOBase):  # else it is a caller's
         sys.stdout = open(out.fileno(), "w", encoding=out.encoding, errors=out.errors, closefd=False)  # noqa: SIM115
-
-
-def is_full(error: OSError) -> bool:
-    """Whether a stream has no room for more output; errors of named files carry the file's name."""
-    return error.filename is None and error.errno in FULL
 
 
 def folder_is_gone() -> bool:

@@ -116,7 +116,7 @@ class CompiledCall:
         recomputed_bytes: of the values that the backward computes again and would read from memory else.
         graphs: what other plans of the same region are made from.
         on_ctx: how many of `saved`, the last ones, are attributes of the `ctx` of custom autograd functions.
-        written_inputs, unsafe_ops: why a CUDA graph of it is not recorded, or cut (`compiler.cuda_graphs`); only asked
+        written_inputs, unsafe_ops: why a CUDA graph of it is not recorded, or cut (`compiler.region`); only asked
             where it is to be one.
         recomputed_flops: of the products, convolutions and attentions that it computes again.
     """

@@ -1,22 +1,30 @@
-"""Compiles a stretch of a graph as `torch.compile` does: from ops to what its two compiled graphs do to memory."""
+"""Compiles a stretch of a graph as `torch.compile` does: from ops to what its two compiled graphs do to memory.
+
+What keeps Inductor from recording a graph as a CUDA graph, where the graph shows it.
+
+Tensors on the CPU and several devices do so too; an export does not show on which device its code runs.
+
+Source: torch/_inductor/cudagraph_utils.py (`check_for_mutation`), torch/_inductor/utils.py (`FORBIDDEN_CUDAGRAPH_OPS`,
+`_fx_node_is_input_dependent_cudagraph_unsafe`) and torch/_inductor/scheduler.py (`should_partition`: the graph is
+cut there; without config.graph_partition it would not be recorded at all) of PyTorch 2.15.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from staticmem.compiler.aot.joint import trace
 from staticmem.compiler.aot.joint_passes import run_joint_passes
 from staticmem.compiler.checkpoints import Checkpointed
-from staticmem.compiler.cuda_graphs import unsafe_ops, written_inputs
 from staticmem.compiler.graphs import JointGraph, NodeGraph, Partition, recomputed_bytes
 from staticmem.compiler.inductor import plan, schedule_of
-from staticmem.compiler.inductor.autotuning import partial_bytes
-from staticmem.compiler.inductor.padding import extra_bytes
+from staticmem.compiler.inductor.autotuning import extra_bytes, partial_bytes
 from staticmem.compiler.inductor.schedule import Schedule
 from staticmem.compiler.partition import partition
 from staticmem.compiler.plan import NO_TRACE, CompiledCall, Kernels, Plan
 from staticmem.eager.strides import Form
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph
 from staticmem.ops.linear import FACTORS
 from staticmem.ops.traces.registry import flops
@@ -151,7 +159,7 @@ def _not_recorded(graphs: Graphs, graph: Graph) -> tuple[tuple[str, ...], tuple[
 
 
 def padded_products(*graphs: NodeGraph, autotuned: bool = False) -> tuple[tuple[int, int], ...]:
-    """The ops whose products Inductor may pad, with the bytes that it would take (`inductor.padding`); where kernels
+    """The ops whose products Inductor may pad, with the bytes that it would take (`inductor.autotuning`); where kernels
     are timed, also those that it may divide (`inductor.autotuning`)."""
     extra: dict[int, int] = {}
     for graph in graphs:
@@ -181,3 +189,28 @@ def _described(node: Node, graph: Graph) -> str:
     path = modules[-1].path if modules else ""
     call = node.inputs[0] if node.target.startswith("operator::") else node
     return f"{call.base} of {path}" if path else call.base
+
+
+UNSAFE = (
+    "aten::_fused_moving_avg_obs_fq_helper", "aten::_fused_moving_avg_obs_fq_helper_functional",
+    "aten::_local_scalar_dense", "aten::_linalg_eigh",
+)  # fmt: skip
+WRITES_AT_INDICES = ("aten::index_put", "aten::index_put_", "aten::_unsafe_index_put")
+MASKS = (dtypes.bool_, dtypes.uint8)  # as an index they are made numbers of, which waits for the GPU
+
+
+def written_inputs(nodes: Iterable[Node], static: Collection[str]) -> tuple[str, ...]:
+    """Names of inputs that the graph writes to and that are not `static`, as parameters and buffers are."""
+    written = (node.inputs[0] for node in nodes if node.target == "aten::copy_")
+    return tuple([node.name for node in written if node.target == PLACEHOLDER and node.name not in static])
+
+
+def unsafe_ops(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Ops that a CUDA graph cannot record."""
+    return tuple(dict.fromkeys(node.base for node in nodes if node.base in UNSAFE or _writes_at_a_mask(node)))
+
+
+def _writes_at_a_mask(node: Node) -> bool:
+    if node.base not in WRITES_AT_INDICES:
+        return False
+    return any(type(index) is Node and index.dtype in MASKS for index in node.args[1])

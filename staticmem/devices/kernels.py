@@ -21,7 +21,7 @@ from staticmem.eager.strides import Form
 from staticmem.eager.trace import Convolution, Copies, Indices, Reduction, Trace
 from staticmem.ir.record import record
 from staticmem.ops.linear import CUBLAS
-from staticmem.ops.registry import KernelCall, WorkspaceRule, workspace_of
+from staticmem.ops.registry import WORKSPACES, KernelCall, WorkspaceRule
 from staticmem.units import NOTHING, Band, exactly
 from staticmem.version import torch_release
 
@@ -131,7 +131,7 @@ class KernelWorkspaces:
             raise ValueError(f"bound is {bound!r}")
         self.trace, self.setup, self.bound = trace, setup or Setup(), bound
         names = trace.kernels.names
-        rules = {name: workspace_of(name) for name in set(names)}
+        rules = {name: WORKSPACES.get(name) for name in set(names)}
         listed = {name for name, rule in rules.items() if rule is not None or name in CUBLAS}
         self._rules = {kernel: rules[name] for kernel, name in enumerate(names) if name in listed}
         self._takers = sorted({*self._rules, *trace.reads})

@@ -124,11 +124,11 @@ def _holds_outputs(step: RunningStep) -> bool:
 FEATURES = (  # in the order in which they act at one moment
     Row("grad_scaler", "GradScaler", attrgetter("scenario.grad_scaler")),
     Row("old_gradients", "OldGradients", attrgetter("scenario.gradients_at_start")),
-    Row("input_gradients", "InputGradients", attrgetter("scenario.input_grad")),
+    Row("old_gradients", "InputGradients", attrgetter("scenario.input_grad")),
     Row("losses", "make_criterion", attrgetter("training")),
     Row("compiled_step", "CompiledCode", attrgetter("scenario.compile"), infers=True),
     Row("checkpointing", "CheckpointedCode", lambda step: step.checkpoints or step.scenario.checkpoint_save),
-    Row("float32_outputs", "Float32Outputs", lambda step: step.scenario.float32_outputs and step.scenario.amp),
+    Row("held_outputs", "Float32Outputs", lambda step: step.scenario.float32_outputs and step.scenario.amp),
     Row("offloading", "OffloadedActivations", lambda step: step.scenario.offload_activations != ON_GPU),
     Row("held_outputs", "HeldOutputs", _holds_outputs, infers=True),
     Row("held_outputs", "PreviousLoss", attrgetter("training")),

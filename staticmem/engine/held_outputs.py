@@ -6,6 +6,10 @@ anew: for the length of a forward those of two steps exist. Outputs hold their h
 is no part of the loss keeps what it saved, because no backward runs through it.
 
 The name of the loss has it with its graph.
+
+Outputs that come back from autocast in float32.
+
+Source: accelerate 1.15, `convert_outputs_to_fp32` (utils/operations.py), around the forward and its autocast.
 """
 
 from __future__ import annotations
@@ -20,8 +24,10 @@ from staticmem.engine.features import Feature, RunningStep
 from staticmem.engine.kept_history import fill_place
 from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
+from staticmem.ir.dtypes import HALVES
 from staticmem.ir.graph import REQUIRES_GRAD
 from staticmem.ops import kinds_of
+from staticmem.ops.casts import to_copy
 from staticmem.scenario.step import HELD
 
 PREVIOUS = "outputs of the previous step"
@@ -170,3 +176,23 @@ class PreviousLoss(Feature):
         held = dict.fromkeys(tensor.storage.id for owner in self.step.owners_of_graph() for tensor, _ in owner.held)
         first = bisect_left(trace.buffers.born, dict(trace.phases)["forward"])
         return [id for id in held if id >= first and id not in others]
+
+
+class Float32Outputs(Feature):
+    """Copies of the outputs of half precision: the caller gets them when all are made, and the model's own end."""
+
+    def end_forward(self, outputs: list[Tensor]) -> list[Tensor]:
+        e, interpreter = self.e, self.step.interpreter
+        env, owners = interpreter.env, interpreter.owners
+        names = [name for name in interpreter.graph.outputs if isinstance(env.get(name), Tensor)]
+        halves = [name for name in dict.fromkeys(names) if env[name].dtype in HALVES]
+        e.open_scope()
+        copies = {name: to_copy(e, env[name], dtypes.float32) for name in halves}
+        for name, copy in copies.items():
+            own = owners.pop(name, None)
+            owners[name] = copy, e.take(copy, Reason.VALUE, name)
+            env[name] = copy
+            if own is not None:
+                e.end(*own)
+        e.close_scope()
+        return [env[name] for name in names]

@@ -1,6 +1,8 @@
 """Gradients of the step before that are there when the forward runs.
 
 `zero_grad(set_to_none=False)` leaves them, filled with zeros; a `zero_grad()` after the forward has not run yet.
+
+Inputs that require a gradient: adversarial training, saliency, embeddings that are an input.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Iterable
 from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor
 from staticmem.engine.features import Feature, RunningStep
+from staticmem.errors import UsageError, closest
 
 
 class OldGradients(Feature):
@@ -52,3 +55,28 @@ def place_gradients(step: RunningStep, tensors: Iterable[Tensor]) -> dict[int, O
         e.hold(grad, owners[id(tensor)])
         step.grads[id(tensor)] = grad
     return owners
+
+
+class InputGradients(Feature):
+    """`requires_grad_()` of inputs; those that are read have a gradient of the step before, where it stays."""
+
+    def place(self) -> None:
+        """
+        Raises:
+            UsageError: the model has no such input.
+        """
+        step, scenario = self.step, self.step.scenario
+        inputs = {v.name: step.interpreter.env[v.name] for v in step.graph.inputs}
+        inputs = {name: tensor for name, tensor in inputs.items() if tensor.dtype.is_differentiable}
+        names = [*inputs] if "all" in scenario.input_grad else scenario.input_grad
+        for name in names:
+            if name not in inputs:
+                raise UsageError(
+                    f"no input '{name}' that could have a gradient",
+                    f"Floating-point inputs are {', '.join(inputs) or 'none'}.",
+                    closest(name, inputs) or "Leave --input-grad out, or use all.",
+                    code="SM165",
+                )
+            inputs[name].requires_grad = True
+        if not scenario.set_to_none:
+            place_gradients(step, [inputs[name] for name in names if name in step.graph.last_read])

@@ -18,7 +18,7 @@ from staticmem.ir import dtypes, expressions
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
 from staticmem.ir.model_file import MAX_DIM, Binding
-from staticmem.ir.source import source_lines
+from staticmem.ir.stacks import source_lines
 
 _BODIES = ("wrap_with_set_grad_enabled", "wrap_with_autocast", "wrap", "checkpoint")
 _CONSTANTS = ("tensor_constant", "custom_obj")

@@ -333,8 +333,3 @@ ANY_HEADS = "; before compute capability 8.0 efficient takes heads of any size"
 def from_ampere(kernels: str, what: str) -> None:
     """Declares kernels whose bfloat16 begins with compute capability 8.0: before it PyTorch runs others."""
     FROM_AMPERE.update(dict.fromkeys(kernels.split(), what))
-
-
-def workspace_of(kernel: str) -> WorkspaceRule | None:
-    """What a kernel of a trace takes. Its family is imported: the kernel has its name from a rule there."""
-    return WORKSPACES.get(kernel)

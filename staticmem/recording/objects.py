@@ -196,8 +196,7 @@ class ModuleModel(RecordedModel):
 def _of_program(program: Any, label: str, sizes: TracedSizes | None = None) -> ExportedArchive:
     import torch
 
-    from staticmem.frontends.export_program import ExportedArchive, read_archive
-    from staticmem.frontends.export_storages import tied_tensors
+    from staticmem.frontends.export_program import ExportedArchive, read_archive, tied_tensors
 
     with temporary_folder() as folder:
         path = os.path.join(folder, "model.pt2")

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from staticmem.errors import UsageError
-from staticmem.frontends.export_storages import TIED, tied_tensors
+from staticmem.frontends.export_program import TIED, tied_tensors
 from staticmem.recording.objects import without_weights
 from staticmem.recording.tracing import Axes, doubled, failed, quiet
 

@@ -17,7 +17,7 @@ from staticmem.devices.sizing import TIGHT
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.parallel.rank import on_one_device, sent_bytes
 from staticmem.report.fit import ADAPTERS, CHANGES, OPTIMIZER, PRECISION, SCHEMA, Concession, Cost, Fit, Way
-from staticmem.report.model import MOST_BATCH, Report
+from staticmem.report.model import MOST_BATCH
 from staticmem.report.settings import LIBRARIES
 from staticmem.report.sweep import NUMERICS, SAME, TRAINING
 from staticmem.scenario.options import checked_choice
@@ -235,12 +235,9 @@ class _Search:
 
     # -- figures -------------------------------------------------------------------------------------------------
 
-    def _report(self, request: Request) -> Report:
-        return self.study.ask(replace(request, gpu=self.card.slug)).report
-
     def _way(self, change: _Change, request: Request) -> Way:
         """The figures of `analyze`."""
-        report = self._report(request)
+        report = self.study.ask(replace(request, gpu=self.card.slug)).report
         band, fits = report.peak.bands["device"], report.gpu
         assert fits is not None
         assert report.peak.device_bytes is not None

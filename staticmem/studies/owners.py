@@ -107,7 +107,11 @@ def _keepers_of_backward(graph: nx.DiGraph, parts: Mapping[str, str]) -> tuple[s
 
 def modules_of(graph: nx.DiGraph) -> tuple[OwnerBytes, ...]:
     """What the owners of the modules hold that hold most, at the moment of a graph; those that retain most first."""
-    owners = {node: data["module"] for node, data in graph.nodes(data=True) if _is_of_module(data)}
+    owners = {
+        node: data["module"]
+        for node, data in graph.nodes(data=True)
+        if data["kind"] in ("owner", "autograd") and data["module"]
+    }
     alone: dict[str, int] = {}
     for node, data in graph.nodes(data=True):
         if data["kind"] == "storage":
@@ -126,10 +130,6 @@ def modules_of(graph: nx.DiGraph) -> tuple[OwnerBytes, ...]:
 def _prefixes(names: Sequence[str]) -> Iterator[str]:
     """The modules around the one whose path has these names, and itself."""
     return (".".join(names[: end + 1]) for end in range(len(names)) if names[end])
-
-
-def _is_of_module(data: Mapping[str, object]) -> bool:
-    return data["kind"] in ("owner", "autograd") and bool(data["module"])
 
 
 # -- why -------------------------------------------------------------------------------------------------------------

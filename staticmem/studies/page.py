@@ -15,9 +15,9 @@ from staticmem.devices import gpus
 from staticmem.errors import StaticmemError
 from staticmem.liveness import Lifetimes
 from staticmem.report.html import CardRow, Extras, render
+from staticmem.report.html.beside import Setting, WhatIf
 from staticmem.report.html.charts import address_map, timeline
 from staticmem.report.html.closed_form import ClosedForm, NotAffineError, check_alike, closed_form
-from staticmem.report.html.what_if import Setting, WhatIf
 from staticmem.report.model import Report
 from staticmem.report.sweep import LeverRow
 from staticmem.report.text import View

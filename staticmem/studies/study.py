@@ -281,7 +281,7 @@ class Study:
             given = bool(self.binding.symbols or self.binding.rebound)  # sizes that the user chose may not fit
             if self.model.format != "onnx" or error.code not in JUDGED or (given and error.code in OF_SIZES):
                 raise
-            from staticmem.frontends.onnx.judgement import judged
+            from staticmem.frontends.onnx.reader import judged
 
             raise judged(error, self.model.path) from error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staticmem.compiler.cuda_graphs import unsafe_ops, written_inputs
+from staticmem.compiler.region import unsafe_ops, written_inputs
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType

@@ -18,8 +18,7 @@ from torch import nn  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 import staticmem  # noqa: E402
-from staticmem.frontends.export_program import read_archive  # noqa: E402
-from staticmem.frontends.export_storages import tied_names  # noqa: E402
+from staticmem.frontends.export_program import read_archive, tied_names  # noqa: E402
 from staticmem.ir.model_file import resolve  # noqa: E402
 from staticmem.liveness import Lifetimes  # noqa: E402
 from staticmem.passes.pipeline import bind  # noqa: E402

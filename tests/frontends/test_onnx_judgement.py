@@ -11,7 +11,7 @@ from onnx_models import model, node, value, weight
 
 import staticmem
 from staticmem.errors import DimensionError, ModelFileError, StaticmemError
-from staticmem.frontends.onnx import judgement
+from staticmem.frontends.onnx import reader
 
 
 def refusal(path: Path, **words: Any) -> StaticmemError:
@@ -60,10 +60,10 @@ def test_sizes_that_the_user_chose_are_not_the_files(tmp_path: Path) -> None:
 
 def test_what_cannot_be_checked_is_not_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved(tmp_path, 2, 4)
-    assert judgement.checked(str(path)) == ""
-    assert judgement.checked(str(tmp_path / "none.onnx")) is None
-    monkeypatch.setattr(judgement, "LARGEST", 10)
-    assert judgement.checked(str(path)) is None
+    assert reader.checked(str(path)) == ""
+    assert reader.checked(str(tmp_path / "none.onnx")) is None
+    monkeypatch.setattr(reader, "LARGEST", 10)
+    assert reader.checked(str(path)) is None
 
 
 def test_tensors_in_a_file_that_is_not_there_break_no_rule(tmp_path: Path) -> None:
@@ -71,4 +71,4 @@ def test_tensors_in_a_file_that_is_not_there_break_no_rule(tmp_path: Path) -> No
     proto = onnx.load(saved(tmp_path, 2, 4))
     onnx.save(proto, path, save_as_external_data=True, location="w.bin", size_threshold=0)
     (tmp_path / "w.bin").unlink()
-    assert judgement.checked(str(path)) is None
+    assert reader.checked(str(path)) is None

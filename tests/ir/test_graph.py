@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Op, Ref, SourceLine, Value
-from staticmem.ir.source import MAX_TRACE, source_lines
+from staticmem.ir.stacks import MAX_TRACE, source_lines
 
 
 def test_references_in_order_with_repetitions() -> None:

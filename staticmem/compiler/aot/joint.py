@@ -1,14 +1,20 @@
 """Traces a stretch of a graph: its ops forward, under autocast as they run, then the backward of what it returns.
 
 In-place ops are functional here, as after AOTAutograd's functionalization (`writes`).
+
+Casts of arguments under `torch.autocast`, for the lists of aten/src/ATen/autocast_mode.h (`ops.registry.Autocast`).
+
+A trace keeps no copies of weights (`disable_autocast_cache` of torch/fx/experimental/proxy_tensor.py): equal casts
+become one when equal nodes are merged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from staticmem.compiler.aot import autocast, fallback
+from staticmem.compiler.aot import fallback
 from staticmem.compiler.aot.functionalization import Storages
 from staticmem.compiler.checkpoints import Checkpointed, Marks
 from staticmem.compiler.graphs import JointGraph
@@ -16,7 +22,10 @@ from staticmem.eager.strides import Form
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import FUNCTION, REQUIRES_GRAD, Frame, Graph, Op, Ref
 from staticmem.ops import registry as rules
+from staticmem.ops.dispatch import autocast_arguments
+from staticmem.ops.registry import Autocast
 from staticmem.ops.size_arithmetic import SIZE_OPS
+from staticmem.ops.traces.casts import to_copy
 from staticmem.ops.traces.registry import lookup
 from staticmem.ops.whole_model_cast import cast_of
 from staticmem.tracing.nodes import PLACEHOLDER, Node
@@ -138,8 +147,8 @@ class _Trace:
         if function is None and rule is None:
             raise LookupError(f"{op.target} has no trace and no rule")
         dtype = self.amp if op.amp is True or (self.of_backward and not op.amp) else op.amp or None
-        if dtype is not None and rule is not None and rule.autocast and not writes and autocast.sees(target):
-            args, kwargs = autocast.cast_arguments(self.t, rule.autocast, dtype, args, kwargs)
+        if dtype is not None and rule is not None and rule.autocast and not writes and sees(target):
+            args, kwargs = cast_arguments(self.t, rule.autocast, dtype, args, kwargs)
         start = len(self.t.nodes)
         try:
             results = _listed(function(self.t, *args, **kwargs)) if function is not None else None
@@ -268,3 +277,16 @@ def _listed(result: Any) -> list[Any]:
 def _tangent(output: Node) -> Form:
     """Tangents are traced with the strides of their outputs (`guess_tangent_strides_as_outputs`)."""
     return output.tensor
+
+
+def sees(target: str) -> bool:
+    """False for `upsample_bilinear2d.vec` and its like: eager code casts in the call that they make, compiled code
+    decomposes them before (`py_impl(DispatchKey.Autograd)` in torch/_decomp/decompositions.py)."""
+    return not (target.endswith(".vec") and "upsample" in target)
+
+
+def cast_arguments(
+    t: Tracer, rule: Autocast, amp: DType, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call under autocast to `amp`."""
+    return autocast_arguments(rule, amp, Node, partial(to_copy, t), args, kwargs)

@@ -6,12 +6,11 @@ from collections.abc import Collection, Mapping
 
 from staticmem.compiler.graphs import NodeGraph
 from staticmem.compiler.inductor import movement, reductions
-from staticmem.compiler.inductor.autotuning import in_templates
+from staticmem.compiler.inductor.autotuning import in_templates, notes
 from staticmem.compiler.inductor.fusion import Fusion
 from staticmem.compiler.inductor.kernels import fallback
 from staticmem.compiler.inductor.lowering import Lowering
 from staticmem.compiler.inductor.order import Sizes, reorder
-from staticmem.compiler.inductor.padding import notes
 from staticmem.compiler.inductor.schedule import Schedule
 from staticmem.compiler.inductor.wrapper import Planner, Wrapper
 from staticmem.compiler.plan import Kernels, Plan

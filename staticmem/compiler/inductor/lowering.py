@@ -14,8 +14,8 @@ from staticmem.compiler.inductor import buffers as b
 from staticmem.compiler.inductor import layout
 from staticmem.compiler.inductor.buffers import Box, Buffer, Loops, Operation, Read, Value
 from staticmem.compiler.inductor.indexing import NO_VIEWS
+from staticmem.compiler.inductor.layout import restrided
 from staticmem.compiler.inductor.post_grad import rewrite
-from staticmem.compiler.inductor.restride import restrided
 from staticmem.eager.strides import (
     Form,
     Shape,

@@ -2,6 +2,8 @@
 
 Source: `torch/_inductor/codegen/wrapper.py` (`AllocateLine.plan`, `FreeIfNotReusedLine.plan`, `memory_plan_reuse`,
 `EfficientPeakEstimate`) and `torch/_inductor/scheduler.py` (`decide_inplace_update`, `free_buffers`) of PyTorch 2.15.
+
+What the workspaces of extern kernels follow from: the convolutions of a plan, with their layouts.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from staticmem.compiler.inductor.buffers import Buffer, Operation, Value
 from staticmem.compiler.inductor.fusion import by_stride
 from staticmem.compiler.inductor.order import Sizes
 from staticmem.compiler.inductor.schedule import Access, Schedule, SNode
-from staticmem.compiler.inductor.workspaces import kernel_reads
 from staticmem.compiler.plan import Output, Plan, PlannedBuffer, Step
-from staticmem.eager.strides import form_of
+from staticmem.eager.strides import Form, channels_last_strides, form_of, is_channels_last_contiguous
+from staticmem.eager.trace import Convolution
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
+from staticmem.tracing.nodes import Node
 
 SHRINKS_TO = 0.95  # can_match_buffer_size: a buffer that is taken over in place is used to 95 % at least
 
@@ -371,3 +374,38 @@ def kernel_of(node: SNode) -> str:
     if node.extern:
         return node.ops[0].kernel or node.ops[0].what
     return "triton: " + " ".join(dict.fromkeys(op.what.split("::")[-1].split(".")[0] for op in node.ops))
+
+
+_FORWARD, _BACKWARD = "aten::convolution", "aten::convolution_backward"
+
+
+def kernel_reads(call: Node | None, results: Sequence[Form]) -> tuple[Convolution, ...]:
+    """The convolution that an extern kernel runs, where it runs one and allocates what is `made`.
+
+    Inductor brings the operands of a convolution into the layout of its results (`require_channels_last` of
+    torch/_inductor/kernel/conv.py).
+    """
+    return (
+        (_convolution(call, results),) if results and call is not None and call.target in (_FORWARD, _BACKWARD) else ()
+    )
+
+
+def _convolution(node: Node, results: Sequence[Form]) -> Convolution:
+    last = any(len(f.shape) == 4 and is_channels_last_contiguous(f.shape, f.strides) for f in results)
+    if node.target == _FORWARD:
+        (x, weight), result, gradients = [arg.tensor for arg in node.args[:2]], node.tensor, None
+        numbers = node.args[3:]
+    else:
+        result, x, weight = [arg.tensor for arg in node.args[:3]]
+        numbers, mask = node.args[4:], node.args[10]
+        gradients = (bool(mask[0]), bool(mask[1]))
+    if last:
+        x, weight, result = _in_channels_last(x), _in_channels_last(weight), _in_channels_last(result)
+    stride, padding, dilation, transposed, _, groups = numbers[:6]
+    return Convolution(x, weight, result, tuple(stride), tuple(padding), tuple(dilation), groups, transposed, gradients)
+
+
+def _in_channels_last(form: Form) -> Form:
+    if len(form.shape) != 4:
+        return form
+    return form_of(form.shape, channels_last_strides(form.shape), form.dtype)

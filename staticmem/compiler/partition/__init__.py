@@ -9,7 +9,7 @@ Source: torch/_functorch/partitioners.py of PyTorch 2.15, with the defaults of t
 from __future__ import annotations
 
 from staticmem.compiler.graphs import JointGraph, Partition
-from staticmem.compiler.partition.budget import Partitioner
+from staticmem.compiler.partition.extract import Partitioner
 
 __all__ = ["Partitioner", "partition"]
 

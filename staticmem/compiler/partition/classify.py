@@ -7,8 +7,7 @@ Sources: `classify_nodes`, `_size_of`, `cleanup_recompute_tags` and the loop for
 from __future__ import annotations
 
 from staticmem.compiler.graphs import JointGraph
-from staticmem.compiler.partition.cse import live_nodes
-from staticmem.compiler.partition.op_types import OpTypes, types_of
+from staticmem.compiler.partition.cse import OpTypes, live_nodes, types_of
 from staticmem.eager.strides import Form, numel
 from staticmem.ir.record import record
 from staticmem.tracing.nodes import SAVED, Node, Result

@@ -2,6 +2,11 @@
 
 Sources: `fx_graph_cse` (torch/_functorch/compile_utils.py), `Graph.eliminate_dead_code` (torch/fx/graph.py), and
 `partition_key` in `min_cut_rematerialization_partition` (torch/_functorch/partitioners.py).
+
+What the partitioner knows of an op: whether it may be computed again, whether it fuses, whether it is a view.
+
+The lists are those of `get_default_op_list` (torch/_functorch/partitioners.py), which stand in `ops.tags`.
+`tests/compiler/partition/test_partition_op_types.py` compares them with an installed PyTorch.
 """
 
 from __future__ import annotations
@@ -9,11 +14,52 @@ from __future__ import annotations
 import struct
 from collections.abc import Container, Iterable
 from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from staticmem.compiler.graphs import JointGraph
-from staticmem.compiler.partition.op_types import NEVER_MERGED, WRITES
+from staticmem.ops import tags
 from staticmem.ops.tags import PARTITIONER_ALIASES
 from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Argument, Node
+
+VIEWS = tags.PARTITIONER_VIEWS
+RECOMPUTABLE = tags.partitioner_pointwise() | VIEWS | tags.PARTITIONER_OTHERS | {GETITEM}
+RANDOM = tags.PARTITIONER_RANDOM
+FUSIBLE = RECOMPUTABLE | RANDOM
+COMPUTE_INTENSIVE = tags.PARTITIONER_COMPUTE_INTENSIVE
+LIFTED = frozenset({"aten::lift_fresh", "aten::lift_fresh_copy"})
+
+NEVER_MERGED = tags.never_merged()
+WRITES = "aten::copy_"
+CAT = "aten::cat"
+
+
+class OpTypes(NamedTuple):
+    """Answers of the lists for one target."""
+
+    recomputable: bool
+    fusible: bool
+    view: bool
+    random: bool
+    compute_intensive: bool
+    lifted: bool
+    cat: bool
+
+
+@lru_cache(4096)
+def types_of(target: str) -> OpTypes:
+    """The types of a target, whatever its overload: `get_aten_target` (torch/_functorch/compile_utils.py)."""
+    base = target.split(".", 1)[0]
+    return OpTypes(
+        base in RECOMPUTABLE,
+        base in FUSIBLE,
+        base in VIEWS,
+        base in RANDOM,
+        base in COMPUTE_INTENSIVE,
+        target in LIFTED,
+        base == CAT,
+    )
+
 
 # `fx_graph_cse` finds nodes by a hash of their arguments and keeps the first node of each hash. Python's hash of -1 is
 # that of -2: behind `unsqueeze(x, -2)` no two `unsqueeze(x, -1)` become one

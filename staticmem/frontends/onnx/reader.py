@@ -1,4 +1,7 @@
-"""Reads an ONNX file into a ModelProto without its weights."""
+"""Reads an ONNX file into a ModelProto without its weights.
+
+Whose fault a refusal is: the file's where `onnx.checker` refuses it too, else ours. Asked for a refusal only.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ import mmap
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
-from staticmem.errors import ModelFileError
-from staticmem.frontends.onnx import wire
+from staticmem.errors import ModelFileError, StaticmemError
+from staticmem.frontends.onnx import isolation, wire
 
 ModelProto = Any
 RELEASE = 4 << 20  # bytes of a file that are passed before their pages are let go
@@ -102,8 +106,6 @@ def guarded(path: str) -> Iterator[None]:
         if not isinstance(error, BROKEN) and not of_onnx:
             raise
         text = str(error).splitlines()[0][:160] if str(error) else "no further message"
-        from staticmem.frontends.onnx.judgement import judged
-
         refusal = ModelFileError(
             f"the graph of {path} cannot be understood",
             f"Something in it is against the rules of ONNX or those of staticmem ({type(error).__name__}: {text}).",
@@ -111,3 +113,45 @@ def guarded(path: str) -> Iterator[None]:
             code="SM157",
         )
         raise judged(refusal, path) from error
+
+
+LARGEST = 256 << 20  # bytes of a file that the checker is asked about: it reads all of it
+# what staticmem and the ONNX Runtime do without: contents in other files, shapes of results, an order of nodes
+_HARMLESS = (
+    "should be stored in", "external data", "Data of TensorProto", "Field 'shape' of 'type' is required",
+    "topologically sorted",
+)  # fmt: skip
+
+
+def checked(path: str) -> str | None:
+    """What `onnx.checker` says against a file; empty where it accepts it, None where it cannot tell."""
+    try:
+        stamp = os.stat(path)
+    except (OSError, ValueError):
+        return None  # a model in memory
+    return _checked(path, stamp.st_size, stamp.st_mtime_ns) if stamp.st_size <= LARGEST else None
+
+
+@lru_cache(16)
+def _checked(path: str, _size: int, _modified: int) -> str | None:
+    try:
+        isolation.check(path)
+    except isolation.RefusedError as error:
+        text = " ".join(str(error).split())
+        return None if any(word in text for word in _HARMLESS) else text[:200] or "no message"
+    except isolation.FailedError:
+        return None
+    return ""
+
+
+def judged(error: StaticmemError, path: str) -> StaticmemError:
+    """An error of a kind that blames the file, with what `onnx.checker` says of it."""
+    verdict = checked(path)
+    if verdict is None:
+        return error
+    if verdict:
+        why, hint = f"{error.why} onnx.checker refuses the file: {verdict.rstrip('.')}.", "Export the model again."
+    else:
+        why = f"{error.why} onnx.checker accepts the file: the fault is in how staticmem reads this operator."
+        hint = "Report it with the file, or export the model without that node."
+    return type(error)(error.what, why, hint, error.code)

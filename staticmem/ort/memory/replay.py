@@ -133,7 +133,7 @@ class _Frame:
         self.block: Chunk | None = None
         if session.pattern and parent is not None:
             session.result.unranked.update(dict.fromkeys(n for n in graph.outer if not self._ranked(n)))
-        if session.pattern and self._all_ranked():
+        if session.pattern and all(self._ranked(name) for name in (*self.graph.inputs, *self.graph.outer)):
             key = (id(graph), tuple(sizes.shape(name) for name in (*graph.inputs, *graph.outer)))
             self.pattern = session._patterns.get(key)
             if self.pattern is None:
@@ -142,10 +142,6 @@ class _Frame:
                 self.block = session.arena.allocate(self.pattern.peak)
                 if parent is None:
                     session.result.block = self.pattern.peak
-
-    def _all_ranked(self) -> bool:
-        """A pattern needs inputs with a rank; a body's outer values are its inputs too."""
-        return all(self._ranked(name) for name in (*self.graph.inputs, *self.graph.outer))
 
     def _ranked(self, name: str) -> bool:
         kind = self.graph.planned(name)

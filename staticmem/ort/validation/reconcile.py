@@ -53,7 +53,7 @@ def meters(predicted: SessionPrediction, read: Readings) -> tuple[Meter, ...]:
             "tensors",
             predicted.tensors,
             predicted.tensors,
-            _less(first, start),
+            max(first) - start if first else None,
             "first run, largest at the end of a node",
         ),
         Meter(
@@ -80,10 +80,6 @@ def meters(predicted: SessionPrediction, read: Readings) -> tuple[Meter, ...]:
 
 def _values(rows: Sequence[NodeReading]) -> list[int]:
     return [row.requested for row in rows if row.requested is not None]
-
-
-def _less(values: Sequence[int], base: int) -> int | None:
-    return max(values) - base if values else None
 
 
 def _held(read: Readings) -> int | None:

@@ -296,7 +296,7 @@ class _Adapters:
             if layer.kind == CONV1D and self._is_parameter(layer.weight):
                 # peft/utils/other.py, `transpose`: a parameter's transpose is a parameter again, which is trained
                 of_base = call("detach", "weight.T", Ref(of_base))
-                new.require_gradient(of_base)
+                new.ops.append(_leaf(new.like, of_base, new.names))
             base = call("linear", "base", Ref(x), Ref(of_base))
         elif layer.bias is not None:
             base = call("sub.Tensor", "base", Ref(result), Ref(layer.bias.value.name))
@@ -402,9 +402,6 @@ class _Code:
         like, name = self.like, unused_name(f"{self.layer.output}::{what}", self.names)
         self.ops.append(Op(name, target, args, {}, (name,), modules, stack=like.stack, grad=like.grad, amp=like.amp))
         return name
-
-    def require_gradient(self, value: str) -> None:
-        self.ops.append(_leaf(self.like, value, self.names))
 
     def product(self, around: tuple[Frame, ...], x: str, a: str, b: str) -> str:
         """B(A(x))."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Frame, Graph, Note, Op, Parameter, Ref, SourceLine, Value
 from staticmem.ir.onnx_graph import Net, Node, frames
-from staticmem.ir.source import source_lines
+from staticmem.ir.stacks import source_lines
 from staticmem.ops import kinds_of
 from staticmem.ops.onnx import Context, calls_of
 from staticmem.passes.restoring.fx_text import FxNode

@@ -90,11 +90,6 @@ def has_regions_taken_for_no_grad(graph: Graph) -> bool:
     return any(note.code == _TAKEN_FOR_NO_GRAD for edit in graph.edits for note in edit.notes)
 
 
-def with_gradients(graph: Graph) -> Graph:
-    """The graph with all ops recorded by autograd, and those that were not outside of the step's autocast."""
-    return replace(graph, ops=tuple(op if op.grad else replace(op, grad=True, amp=False) for op in graph.ops))
-
-
 def with_least_gradients(graph: Graph) -> Graph | None:
     """The graph as it is where the file lacks calls of `detach` and has parameters that are buffers; None: it is so."""
     if graph.format != "onnx":
@@ -190,7 +185,7 @@ def ends_of_functions(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] |
     regions = [*_regions(graph)]
     least = _with_bounds(with_least_gradients(graph) or graph, regions, 0)
     if has_regions_taken_for_no_grad(graph):
-        graph = with_gradients(graph)
+        graph = replace(graph, ops=tuple(op if op.grad else replace(op, grad=True, amp=False) for op in graph.ops))
     most = _with_steps(_with_bounds(graph, regions, _TEMPORARIES))
     return least, _taken_apart(most) if _has_fused(graph) else most
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Note, Op, Ref, Value, collect_refs
 from staticmem.ir.onnx_graph import Net, Node, Translated, frames
-from staticmem.ir.source import source_lines
-from staticmem.ir.stacks import common_depth
+from staticmem.ir.stacks import common_depth, source_lines
 from staticmem.ops.registry import kinds_of, parameters
 from staticmem.passes.restoring import fx_text
 

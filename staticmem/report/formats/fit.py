@@ -131,12 +131,8 @@ def settings_text(library: str, result: Fit, view: View = PLAIN) -> str:
         if one.library == library:
             return one.text
     title, strategies = LIBRARIES[library].title, LIBRARIES[library].strategies
-    why = f"{answer(result, view)}" if not result.fits else _which(strategies)
+    why = f"{answer(result, view)}" if not result.fits else f"Its settings are those of {titles(tuple(strategies))}."
     raise UsageError(f"there are no {title} settings for this", why, advice(result), "SM295")
-
-
-def _which(strategies: tuple[str | None, ...]) -> str:
-    return f"Its settings are those of {titles(tuple(strategies))}."
 
 
 # the suffixes of the table and of Markdown give those; settings are asked for by name

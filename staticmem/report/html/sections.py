@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.report.html.beside import Extras
+from staticmem.report.html.beside import Extras, WhatIf
 from staticmem.report.html.head import ORDER, part_name
 from staticmem.report.html.page import asset, esc, name, section, stacked_bar, table, template
-from staticmem.report.html.what_if import WhatIf
 from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
 from staticmem.report.sweep import SAME, LeverRow
 from staticmem.report.text import View

@@ -16,7 +16,7 @@ from staticmem.devices import gpus
 from staticmem.devices.meters import DeviceMeters, on_device
 from staticmem.engine.step import StepResult, run_step
 from staticmem.errors import DimensionError, UsageError
-from staticmem.ir.graph import Graph, Op
+from staticmem.ir.graph import Op
 from staticmem.liveness import Lifetimes
 from staticmem.scenario.losses import HEAD_LOSSES, OF_TRANSFORMERS
 from staticmem.scenario.optimizers import TORCH_OPTIMIZERS
@@ -73,7 +73,7 @@ def predicted(path: str, options: Mapping[str, Any], device: str) -> Predicted:
             code="SM236",
         )
     scenario = study.scenario
-    graph = without_frames(study.graph)
+    graph = replace(study.graph, ops=tuple(replace(op, modules=(), stack=()) for op in study.graph.ops))
     if device == "cpu":
         scenario = replace(scenario, sdpa="math")
         graph = replace(graph, ops=tuple(_without_dropout(op) for op in graph.ops))
@@ -91,11 +91,6 @@ def options_of(request: Request) -> dict[str, Any]:
 def request_from(options: Mapping[str, Any]) -> Request:
     """A request of words that went through JSON: lists are tuples again."""
     return request_of({k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
-
-
-def without_frames(graph: Graph) -> Graph:
-    """The graph without module calls and lines of code."""
-    return replace(graph, ops=tuple(replace(op, modules=(), stack=()) for op in graph.ops))
 
 
 def _without_dropout(op: Op) -> Op:

@@ -77,7 +77,7 @@ class Program:
     def _place_parameter(self, p: Parameter, by_name: dict[str, Any]) -> Any:
         if p.alias_of is not None and p.alias_of in by_name:
             return by_name[p.alias_of]
-        return self._filled(p.value, None).requires_grad_(p.trainable and _differentiable(p.value.dtype))
+        return self._filled(p.value, None).requires_grad_(p.trainable and p.value.dtype.is_differentiable)
 
     def _contents(self, name: str) -> Any:
         return self.graph.constants.get(name)
@@ -188,10 +188,6 @@ def torch_dtype(dtype: DType) -> Any:
     if not isinstance(dtype_of_torch, torch.dtype):
         raise NotRunnableError(f"this PyTorch has no {dtype.name}")
     return dtype_of_torch
-
-
-def _differentiable(dtype: DType) -> bool:
-    return dtype.is_differentiable
 
 
 def _is_scalar(op: Op) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from planned import plan
 
 from staticmem.compiler.graphs import NodeGraph
-from staticmem.compiler.inductor.padding import extra_bytes
+from staticmem.compiler.inductor.autotuning import extra_bytes
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from staticmem.compiler.partition.budget import STEPS, knapsack, runtime
+from staticmem.compiler.partition.extract import STEPS, knapsack, runtime
 from staticmem.eager.strides import contiguous_strides, form_of
 from staticmem.ir import dtypes
 from staticmem.ops.registry import rules

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from staticmem.compiler.partition import op_types
+from staticmem.compiler.partition import cse
 from staticmem.ops import tags
 from staticmem.tracing.nodes import GETITEM
 
@@ -23,11 +23,11 @@ def test_lists_are_those_of_pytorch() -> None:
     # PyTorch keeps these lists, and has of private ops in them those that something had asked for before
     private = {"aten::_conj_physical"}
     types = partitioners.get_default_op_list()
-    assert private | names(types.recomputable_ops) == op_types.RECOMPUTABLE - {GETITEM}
-    assert private | names(types.fusible_ops) == op_types.FUSIBLE - {GETITEM}
-    assert names(types.view_ops) == op_types.VIEWS
-    assert names(types.random_ops) == op_types.RANDOM
-    assert names(types.compute_intensive_ops) == op_types.COMPUTE_INTENSIVE
+    assert private | names(types.recomputable_ops) == cse.RECOMPUTABLE - {GETITEM}
+    assert private | names(types.fusible_ops) == cse.FUSIBLE - {GETITEM}
+    assert names(types.view_ops) == cse.VIEWS
+    assert names(types.random_ops) == cse.RANDOM
+    assert names(types.compute_intensive_ops) == cse.COMPUTE_INTENSIVE
     assert private | names(partitioners.pointwise_ops()) == tags.partitioner_pointwise()
 
 
@@ -38,7 +38,7 @@ def test_what_is_never_merged_is_random_or_writes() -> None:
     assert inductor_prims
     listed: Any = pytest.importorskip("torch._functorch.compile_utils").rand_ops
     known = names(listed) | {"aten::empty", "aten::copy_"}
-    for name in op_types.NEVER_MERGED - known:
+    for name in cse.NEVER_MERGED - known:
         namespace, _, base = name.partition("::")
         packet = getattr(getattr(torch.ops, namespace), base)
         overloads = [getattr(packet, overload) for overload in packet.overloads()]
@@ -46,7 +46,7 @@ def test_what_is_never_merged_is_random_or_writes() -> None:
 
 
 def test_an_overload_has_the_types_of_its_op() -> None:
-    assert op_types.types_of("aten::mul.Tensor") == op_types.types_of("aten::mul.Scalar")
-    assert op_types.types_of("aten::mul.Tensor").fusible
-    assert op_types.types_of("aten::mm").compute_intensive
-    assert not op_types.types_of("aten::mm").recomputable
+    assert cse.types_of("aten::mul.Tensor") == cse.types_of("aten::mul.Scalar")
+    assert cse.types_of("aten::mul.Tensor").fusible
+    assert cse.types_of("aten::mm").compute_intensive
+    assert not cse.types_of("aten::mm").recomputable

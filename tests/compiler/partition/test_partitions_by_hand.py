@@ -8,9 +8,8 @@ import pytest
 
 from staticmem.compiler.graphs import JointGraph
 from staticmem.compiler.partition import Partitioner, partition
-from staticmem.compiler.partition.budget import knapsack, runtime
-from staticmem.compiler.partition.cut import sink_side, solve_large, solve_small
-from staticmem.compiler.partition.network import SINK, SOURCE, UNLIMITED
+from staticmem.compiler.partition.cut import SINK, SOURCE, UNLIMITED, sink_side, solve_large, solve_small
+from staticmem.compiler.partition.extract import knapsack, runtime
 from staticmem.eager.strides import Form, contiguous_strides, form_of
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.ir import dtypes

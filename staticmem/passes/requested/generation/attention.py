@@ -546,11 +546,7 @@ def refuse_other_mixing(graph: Graph, calls: Sequence[Attention]) -> None:
         hidden.update(op.outputs)
         mixes = not kinds.isdisjoint(("convolution", "recurrent"))
         if mixes or (op.base in FREE_PRODUCTS and len(read) > 1 and op.name not in products):
-            raise _mixed(op)
-
-
-def _mixed(op: Op) -> Exception:
-    return not_recognised(
-        f"{op.name} ({op.base}) mixes tokens beside the attention",
-        "State-space layers, convolutions over tokens and linear attention keep states, which are not covered.",
-    )
+            raise not_recognised(
+                f"{op.name} ({op.base}) mixes tokens beside the attention",
+                "State-space layers, convolutions over tokens and linear attention keep states, which are not covered.",
+            )

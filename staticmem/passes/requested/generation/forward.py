@@ -25,8 +25,17 @@ from staticmem.passes.requested.generation.attention import (
     ref_name,
     takes_all,
 )
-from staticmem.passes.requested.generation.caches import END, Held, Layer, Updated, add_mask, needs_mask
-from staticmem.passes.requested.generation.draft import GrowingOps, readers, renamed
+from staticmem.passes.requested.generation.caches import (
+    END,
+    GrowingOps,
+    Held,
+    Layer,
+    Updated,
+    add_mask,
+    needs_mask,
+    readers,
+    renamed,
+)
 from staticmem.passes.restoring.masks import without_dead
 
 
@@ -252,9 +261,6 @@ class Forward:
                 ends_of = ends.get(call.mask)
                 if ends_of is not None:
                     self.draft.ends[value] = f"{self.prefix}{ends_of}"
-        self._give_masks()
-
-    def _give_masks(self) -> None:
         self.given.update({_mask_of(window): name for window, name in self.masks.items()})
 
     def _update(

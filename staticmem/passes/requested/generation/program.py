@@ -23,8 +23,7 @@ from staticmem.passes.requested.generation.attention import (
     not_recognised,
     refuse_other_mixing,
 )
-from staticmem.passes.requested.generation.caches import END, KEPT, Held, Layer, add_mask, needs_mask
-from staticmem.passes.requested.generation.draft import GrowingOps
+from staticmem.passes.requested.generation.caches import END, KEPT, GrowingOps, Held, Layer, add_mask, needs_mask
 from staticmem.passes.requested.generation.forward import Forward, Inputs, Outputs, ids_of, with_batched_experts
 from staticmem.passes.variables.policy import POLICIES
 from staticmem.passes.variables.releases import ends_of_values
