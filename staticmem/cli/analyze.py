@@ -137,9 +137,9 @@ def _with_largest(study: Study, grown: GrownSize) -> tuple[Study, LargestSize]:
 def _rendered(study: Study, largest: LargestSize | None, chosen: Format, args: argparse.Namespace) -> str | bytes:
     """The output. With --quiet, warnings of a table go to stderr."""
     if chosen.shows == "replay":
-        from staticmem.studies.export import replay_of
+        from staticmem.studies.device import replay_of
 
-        return chosen.render(replay_of(study), view_of(args))
+        return chosen.render(replay_of(study.request, study.result), view_of(args))
     report = study.report
     if args.explain_peak or chosen.name == "html":
         from staticmem.studies.owners import with_owners

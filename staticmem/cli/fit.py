@@ -1,4 +1,4 @@
-"""`staticmem fit MODEL --gpu NAME`: how a training step fits a card, and settings that run it so."""
+"""`staticmem fit MODEL --gpu NAME`: how a training step fits a card, and settings that run it so; `levers`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import settings
-from staticmem.cli.flags import add_model, add_scenario, add_verb, one_of, positive
+from staticmem.cli.flags import add_model, add_scenario, add_verb, one_of, positive, reads
 from staticmem.cli.output import Progress, add_output, check_target, chosen_format, emit, say, write_atomically
 from staticmem.errors import UsageError
 from staticmem.report.fit import CHANGES
@@ -16,7 +16,7 @@ from staticmem.report.formats import Formats
 if TYPE_CHECKING:
     from staticmem.report.fit import Fit
 
-FORMATS = Formats("fit")
+FORMATS, LEVER_FORMATS = Formats("fit"), Formats("levers")
 
 FIT = """\
 How a training step fits a GPU: the way to run it that gives up least, and settings that run it so.
@@ -34,10 +34,25 @@ examples:
   staticmem fit model.pt2 --optimizer adamw --global-batch 256 --gpu l4 --devices 8 -f deepspeed -o ds.json
 """
 
+LEVERS = """\
+What would make a step smaller, ranked: mixed precision, checkpointing, gradient accumulation, other optimizers,
+freezing, offload, ... Each is a step of its own that is analysed in full; 'compute' is the change of its floating-point
+operations.
+With --gpu it is device memory that is saved, and each says whether it fits; else live memory.
+"""
+
+LEVERS_EXAMPLES = """\
+examples:
+  staticmem levers model.pt2 --batch 64 --optimizer adamw
+  staticmem levers model.pt2 --batch 64 --optimizer adamw --gpu rtx-4090
+  staticmem levers model.pt2 --batch 64 --optimizer adamw --budget 16GiB
+      with the set of checkpoints that reaches 16 GiB at least compute
+"""
+
 
 def add_fit(verbs: Any) -> None:
     about = "make a training step fit a GPU, and write settings that run it so"
-    parser = add_verb(verbs, "fit", run, about, FIT, FIT_EXAMPLES)
+    parser = add_verb(verbs, "fit", run_fit, about, FIT, FIT_EXAMPLES)
     add_model(parser, optional=True)
     add_scenario(parser)
     question = parser.add_argument_group("the question")
@@ -51,7 +66,7 @@ def add_fit(verbs: Any) -> None:
     output.add_argument("--write", metavar="DIR", help=about)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_fit(args: argparse.Namespace) -> int:
     """The exit code: 0 where a way fits, 1 where none does."""
     chosen = chosen_format(args, FORMATS)
     from staticmem.report.settings import LIBRARIES  # late: --help needs no engine
@@ -100,3 +115,27 @@ def _write(result: Fit, folder: str) -> None:
     for one in result.settings:
         write_atomically(os.path.join(folder, one.file), one.text)
     say(f"Wrote {', '.join(os.path.join(folder, one.file) for one in result.settings)}")
+
+
+def add_levers(verbs: Any) -> None:
+    about = "what would make a step smaller, and what it costs"
+    parser = add_verb(verbs, "levers", run_levers, about, LEVERS, LEVERS_EXAMPLES)
+    add_model(parser, optional=True)
+    add_scenario(parser)
+    question = parser.add_argument_group("the question")
+    about = "memory that the step may need (16GiB, 16GB): looks for the best set of checkpoints (default: the GPU's)"
+    budget = reads("--budget", "bytes", "16GiB", "a size", "SM195")
+    question.add_argument("--budget", type=budget, metavar="SIZE", help=about)
+    add_output(parser, LEVER_FORMATS)
+
+
+def run_levers(args: argparse.Namespace) -> int:
+    chosen = chosen_format(args, LEVER_FORMATS)
+    from staticmem.studies import Study  # late: --help needs no engine
+    from staticmem.studies.levers import levers
+
+    request = settings.request(args)
+    with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet) as bar:
+        result = levers(Study.open(path, request), request.gpu, args.budget, bar.update)
+    emit(result, chosen, args)
+    return 0

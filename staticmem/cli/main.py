@@ -39,7 +39,7 @@ MODULES = {
     "size": "size",
     "fit": "fit",
     "gpus": "size",
-    "levers": "levers",
+    "levers": "fit",
     "why": "owners",
     "graph": "owners",
     "check": "sweep",

@@ -173,9 +173,11 @@ def _predicted(args: argparse.Namespace) -> Snapshot:
         saved = False  # the frontend says what is wrong with the path
     if saved:
         return snapshots.read(args.predicted)
+    from staticmem.report.formats.report_viewers import dump_snapshot
     from staticmem.studies import Study, without_cycle_search  # late: two snapshots need no engine
-    from staticmem.studies.export import snapshot
+    from staticmem.studies.device import replay_of
 
     with without_cycle_search():
-        data = snapshot(Study.open(args.predicted, settings.request(args)))
+        study = Study.open(args.predicted, settings.request(args))
+        data = dump_snapshot(replay_of(study.request, study.result))
     return snapshots.snapshot_of(plain_pickle.loads(data), args.predicted)

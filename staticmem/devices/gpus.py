@@ -38,7 +38,8 @@ STAND_INS = {
     **dict.fromkeys(("gaudi2", "gaudi3"), "sm_90"),
 }  # fmt: skip
 BEFORE_AMPERE = ("sm_70", "sm_75")  # of those with tables
-OTHER_THREADS = 132 * 2048  # of a card of another vendor: an H100's, so that its context is that of one; assumed
+UNKNOWN_CHIP = "unknown"  # of a card that is a size alone
+ASSUMED_PROCESSORS = 132  # an H100's, for chips whose context is taken to be that of one
 
 VENDORS = ("NVIDIA", "AMD", "Intel")
 CLASSES = ("consumer", "workstation", "data centre")
@@ -80,13 +81,14 @@ class Gpu:
     unread: tuple[str, ...] = ()  # of the specs: figures that were not compared with a page
     usual: bool = False  # the variant that the name of the chip alone stands for
     unified: bool = False  # the CPU shares the memory, so that what is usable is no constant
+    threads: tuple[int, int] | None = None  # the fewest and the most that it may hold, where its chip is not known
+    unsaid: tuple[str, ...] = ()  # what a size does not say of a card, and what stands for it: a clause
 
     @property
     def resident_threads(self) -> int:
         """Threads that the whole card can hold at once."""
-        if self.vendor != "NVIDIA":
-            return OTHER_THREADS
-        return self.processors * THREADS[self.chip or self.architecture]
+        chip = self.chip or self.architecture
+        return self.processors * THREADS[chip] if chip in THREADS else ASSUMED_PROCESSORS * THREADS["sm_90"]
 
     @property
     def alternatives(self) -> tuple[str, ...]:
@@ -233,7 +235,7 @@ def checked() -> str:
     return str(read_yaml(Path(__file__).with_name("gpus.yaml"))["checked"])
 
 
-def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | os.PathLike[str] | None = None) -> Gpu:
+def find(query: str, file: str | os.PathLike[str] | None = None) -> Gpu:
     """A card by its name, or a card of a size that is not in the list; `file` is a user's own list.
 
     A name may leave out what only one card has (`4090`), or what tells variants of a chip apart (`h100`): the usual
@@ -253,16 +255,13 @@ def find(query: str, architecture: str = DEFAULT_ARCHITECTURE, file: str | os.Pa
     if size <= 0:
         raise UsageError(f"a GPU of {query}", "A size is more than zero.", code="SM402")
     usable = size if query.strip().lower().endswith("ib") else size - held_back(size // MIB) * MIB
-    return Gpu(
-        slug,
-        query.strip(),
-        architecture,
-        _typical_processors(architecture),
-        size,
-        size,
-        usable,
-        ("nvml", "usable", "processors"),
-    )
+    name, assumed = f"GPU of {query.strip()}", ("nvml", "usable", "processors", "architecture")
+    held = [card.resident_threads for card in cards().values() if card.vendor == "NVIDIA"]
+    text = f"the {name} is known by its size alone: it is taken as an H100 of this memory, and bands reach to other"
+    unsaid = (f"{text} chips from compute capability 8.0 on (a name of 'staticmem gpus' makes them narrower)",)
+    sizes = (ASSUMED_PROCESSORS, size, size, usable)
+    threads, chip = (min(held), max(held)), UNKNOWN_CHIP
+    return Gpu(slug, name, DEFAULT_ARCHITECTURE, *sizes, assumed, chip=chip, threads=threads, unsaid=unsaid)
 
 
 def variants(query: str, file: str | os.PathLike[str] | None = None) -> list[str]:
@@ -361,8 +360,3 @@ def near(slug: str, slugs: Iterable[str], file: str | os.PathLike[str] | None = 
         return f"{catalog} lists the names."
     *others, last = [f"'{name}'" for name in close]
     return f"Did you mean {', '.join(others)}{' or ' if others else ''}{last}? {catalog} lists all names."
-
-
-def _typical_processors(architecture: str) -> int:
-    """The largest card of an architecture: its context is the largest."""
-    return max((gpu.processors for gpu in cards().values() if gpu.architecture == architecture), default=132)

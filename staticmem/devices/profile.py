@@ -110,8 +110,10 @@ class Profile:
         read = dict(self.readings).get(gpu.slug)
         if read is not None:
             return Band(read, read, read)
-        expected = self.fixed + round(self.per_thread * gpu.resident_threads)
-        return Band(int(expected * self.low), expected, int(expected * self.high))
+        threads = gpu.resident_threads
+        fewest, most = gpu.threads or (threads, threads)
+        low, high = self.fixed + round(self.per_thread * fewest), self.fixed + round(self.per_thread * most)
+        return Band(int(low * self.low), self.fixed + round(self.per_thread * threads), int(high * self.high))
 
     def overhead(self, gpu: Gpu) -> Band:
         """All that nvidia-smi shows for the process before the first tensor and beside the allocator."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from typing import Any
 
 from staticmem.devices.architectures import RUNS, Standing
 from staticmem.ir.record import record
@@ -67,6 +68,13 @@ class Verdict:
         if self.needed.high >= self.usable:
             return "its upper estimate is the whole card"
         return f"its upper estimate is above {TIGHT:.0%} of the card"
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What reports say of it, by the names of their fields."""
+        stands, memory = self.standing, {"missing_bytes": self.missing, "least_usable_bytes": self.least}
+        why = {"why": self.why, "obstacle": stands.obstacle, "condition": stands.condition}
+        return {"fit": self.fit.value, "headroom_bytes": max(self.headroom, 0), **memory, **why}
 
     def widened(self, less: int, more: int) -> Verdict:
         """With a need that may be so much lower, and higher: what fits may be tight then."""

@@ -57,6 +57,7 @@ class RunningStep(Protocol):
     notes: list[Note]
     checkpoints: tuple[Region, ...]
     recomputed: tuple[int, ...]
+    moved: int  # bytes that one micro-batch moves between the GPU and the CPU
     overwritten: int
     compiled: Any
     compiled_policies: Collection[Policy]

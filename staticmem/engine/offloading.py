@@ -175,6 +175,8 @@ class OffloadedActivations(Feature):
 
     def end_forward(self, outputs: list[Tensor]) -> list[Tensor]:
         self.e.saved_hooks.pop()
+        assert self.hooks is not None
+        self.step.moved = 2 * self.hooks.copied
         return outputs
 
     def end_backward(self) -> None:

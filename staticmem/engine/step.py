@@ -61,6 +61,7 @@ class StepResult:
     autocast: DType | None = None
     runs_triton: bool = False  # code of torch.compile, of the model or of the optimizer
     choices: frozenset[tuple[str, str]] = frozenset()  # of kernels: what was chosen, and why
+    moved: int = 0  # bytes that a step moves between the GPU and the CPU, all micro-batches together
 
 
 def run_step(
@@ -127,6 +128,7 @@ class StepRun:
         self.in_function = scenario.retain_graph or not scenario.backward
         self.grads, self.received = e.grads, e.received
         self.with_gradient: Sequence[Tensor] = ()  # parameters that get one
+        self.moved = 0
         self.gradients_of_leaves: Sequence[Owner] = ()
         self.has_own_loss = graph.recorded is not None and graph.recorded.loss
         self.notes: list[Note] = []
@@ -407,6 +409,9 @@ class StepRun:
             tensor.accumulate = None
         loss = self.criterion.name if self.training else None
         self.notes += notes_of_step(graph, scenario, outputs, loss, self.e.choices, self.overwritten)
+        self.moved *= scenario.accumulate
+        if scenario.offload_optimizer:
+            self.moved += 2 * sum(p.nbytes for p in self.with_gradient)
         for feature in self.features:
             self.notes += feature.notes()
             del feature.step  # as above: the step has its features
@@ -427,4 +432,5 @@ class StepRun:
             autocast=scenario.amp,
             runs_triton=bool(scenario.compile) or scenario.compile_optimizer,
             choices=frozenset(self.e.choices),
+            moved=self.moved,
         )

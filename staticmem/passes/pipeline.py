@@ -161,6 +161,23 @@ _OF_THE_FILE = (
     ),
 )
 
+_LOSSES_AND_NORMS = (
+    Rewrite(
+        "losses",
+        "losses that are exported as element-wise ops",
+        _DECOMPOSITIONS,
+        "restoring.taken_apart:losses",
+        _LAST_OF_LOSSES,
+    ),
+    Rewrite(
+        "weight norms",
+        "weight_norm, which is exported as a norm, a quotient and a product",
+        _DECOMPOSITIONS,
+        "restoring.taken_apart:weight_norms",
+        "aten::linalg_vector_norm",
+    ),
+)
+
 _RECURRENT_CALLS = Pass(
     "recurrent layers",
     "one call for all layers of nn.LSTM, nn.GRU or nn.RNN, of which ONNX has an operator each, with gates in its order",
@@ -278,20 +295,7 @@ FX_TEXTS: tuple[Pass, ...] = (
         "restoring.taken_apart:exponentials",
         "aten::rand_like",
     ),
-    Rewrite(
-        "losses",
-        "losses that are exported as element-wise ops",
-        _DECOMPOSITIONS,
-        "restoring.taken_apart:losses",
-        _LAST_OF_LOSSES,
-    ),
-    Rewrite(
-        "weight norms",
-        "weight_norm, which is exported as a norm, a quotient and a product",
-        _DECOMPOSITIONS,
-        "restoring.taken_apart:weight_norms",
-        "aten::linalg_vector_norm",
-    ),
+    *_LOSSES_AND_NORMS,
     Rewrite(
         "rms norms",
         "rms_norm, which is exported as powers, a mean, a root and products",
@@ -366,20 +370,7 @@ NODES: tuple[Pass, ...] = (
         "torch/csrc/jit/passes/dead_code_elimination.h",
         "restoring.from_nodes:drop_unused",
     ),
-    Rewrite(
-        "losses",
-        "losses that are exported as element-wise ops",
-        _DECOMPOSITIONS,
-        "restoring.taken_apart:losses",
-        _LAST_OF_LOSSES,
-    ),
-    Rewrite(
-        "weight norms",
-        "weight_norm, which is exported as a norm, a quotient and a product",
-        _DECOMPOSITIONS,
-        "restoring.taken_apart:weight_norms",
-        "aten::linalg_vector_norm",
-    ),
+    *_LOSSES_AND_NORMS,
     Rewrite(
         "recurrent cells",
         "steps of recurrent layers that are exported as element-wise ops",

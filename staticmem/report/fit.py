@@ -91,7 +91,8 @@ class Fit(Shown):
     """The answer. `fits`: `way` is safe on the card, with its cost and settings; else it is the nearest that was tried.
 
     `samples` of a step over all devices. `allowed` are the changes of training that were allowed, of "precision",
-    "optimizer" and "adapters"; `would_fit` those that would have to be allowed too, where that is enough.
+    "optimizer" and "adapters"; `would_fit` those that would have to be allowed too, where that is enough. `assumed`:
+    what the card's size does not say.
     """
 
     kind: ClassVar[str] = "fit"
@@ -108,3 +109,4 @@ class Fit(Shown):
     allowed: tuple[str, ...]
     would_fit: tuple[str, ...]
     settings: tuple[Settings, ...]
+    assumed: tuple[str, ...] = ()

@@ -127,6 +127,7 @@ class LeverRow:
 
     `operations` are floating-point operations of the step (products, convolutions, attention), and `compute` their
     change as a fraction: 0.31 is 31 % more. `changes`: "none" but memory and time, "numerics", or "training".
+    `moved_bytes` go between the GPU and the CPU in a step, both ways.
     """
 
     does: str
@@ -139,6 +140,7 @@ class LeverRow:
     compute: float
     changes: str
     note: str
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -147,6 +149,7 @@ class Levers(Shown):
 
     `gpu` and `usable_bytes` are the card's, `budget_bytes` what the step may need; None: not given. `why`, `condition`,
     `missing_bytes` and `least_usable_bytes` belong to the verdict on the step as asked, `base.fit`, as in a report.
+    `assumed`: what the card's size does not say.
     """
 
     kind: ClassVar[str] = "levers"
@@ -162,6 +165,7 @@ class Levers(Shown):
     condition: str = ""
     missing_bytes: int = 0
     least_usable_bytes: int | None = None
+    assumed: tuple[str, ...] = ()
 
 
 def cheapest(levers: Levers) -> LeverRow | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import Any
 
 from staticmem.devices import gpus
 from staticmem.devices.architectures import Needs, Standing
@@ -416,22 +417,15 @@ def fit_on(
     """The meters of a step of a request on a card, as reports have them; `unlimited` as in `on_device`."""
     device = device_of(replace(request, gpu=name))
     gpu, meters = device.gpu, on_device(result, device, unlimited).widened(*spread)
-    verdict, need = meters.verdict, meters.device
+    need: dict[str, Any] = {"device_low_bytes": meters.device.low, "device_high_bytes": meters.device.high}
     return CardFit(
         gpu.slug,
         gpu.usable,
-        verdict.fit.value,
-        meters.allocated.expected,
-        meters.reserved.expected,
-        need.expected,
-        need.low,
-        need.high,
-        max(verdict.headroom, 0),
-        verdict.missing,
-        obstacle=verdict.standing.obstacle,
-        why=verdict.why,
-        condition=verdict.standing.condition,
-        least_usable_bytes=verdict.least,
+        allocated_bytes=meters.allocated.expected,
+        reserved_bytes=meters.reserved.expected,
+        device_bytes=meters.device.expected,
+        **need,
+        **meters.verdict.said,
     )
 
 

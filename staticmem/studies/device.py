@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from staticmem.allocators.settings import parse_settings
 from staticmem.devices import gpus, profile
 from staticmem.devices.conv_workspace import OLD_CUDNN
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.kernels import Setup
-from staticmem.devices.meters import Device, DeviceMeters
+from staticmem.devices.meters import Device, DeviceMeters, replayed
 from staticmem.devices.reductions import Multiprocessors
 from staticmem.devices.sizing import Verdict
 from staticmem.report.model import DEVICE_CATEGORIES, Band, DeviceInfo, GpuFit, NoteInfo, Report
 from staticmem.scenario.request import Request
 from staticmem.units import format_bytes
 from staticmem.version import torch_release
+
+if TYPE_CHECKING:
+    from staticmem.engine.step import StepResult
+    from staticmem.report.formats.report_viewers import Replayed
 
 DEFAULT_GPU = "h100-sxm-80gb"  # a card of gpus.DEFAULT_ARCHITECTURE, where none is named
 
@@ -97,20 +102,7 @@ def _standing(card: Gpu, outcome: Verdict) -> Sequence[NoteInfo]:
 
 def gpu_fit(card: Gpu, outcome: Verdict) -> GpuFit:
     """A verdict as the report has it."""
-    return GpuFit(
-        card.slug,
-        card.name,
-        card.architecture,
-        card.usable,
-        outcome.fit.value,
-        max(outcome.headroom, 0),
-        outcome.missing,
-        card.assumed,
-        outcome.why,
-        outcome.standing.obstacle,
-        outcome.standing.condition,
-        outcome.least,
-    )
+    return GpuFit(card.slug, card.name, card.architecture, card.usable, assumed=card.assumed, **outcome.said)
 
 
 def _info(request: Request, device: Device, meters: DeviceMeters) -> DeviceInfo:
@@ -149,6 +141,7 @@ def _note(request: Request, device: Device) -> NoteInfo:
     others = gpus.variants(request.gpu, request.gpus_file) if request.gpu is not None else []
     if others:
         text += f" ('{request.gpu}' may also mean {', '.join(others)})"
+    text = ": ".join((text, *device.gpu.unsaid))
     modules = device.setup.profile.modules
     loading = request.module_loading or modules.loading(torch_release(device.setup.torch))
     if loading == profile.EAGER:
@@ -159,3 +152,12 @@ def _note(request: Request, device: Device) -> NoteInfo:
     if request.gpu is None:
         return NoteInfo("SM405", f"{text}, as --gpu names no other GPU; {_SOURCES}", 1)
     return NoteInfo("SM404", f"{text}; {_SOURCES}", 1)
+
+
+def replay_of(request: Request, result: StepResult) -> Replayed:
+    """The process of a step as the allocator replays it, for the viewers of other tools."""
+    from staticmem.report.formats.report_viewers import Replayed  # late: other formats need none of it
+
+    device = device_of(request)
+    process, replay = replayed(result, device)
+    return Replayed(process, replay, result.trace, result.graph, device.settings)

@@ -89,7 +89,7 @@ class _Search:
         return self._fit(way, request, True, settings=settings)
 
     def _fit(self, way: Way, request: Request, fits: bool, **more: Any) -> Fit:
-        rest: dict[str, Any] = {"would_fit": (), "settings": (), **more}
+        rest: dict[str, Any] = {"would_fit": (), "settings": (), "assumed": self.card.unsaid, **more}
         samples = way.batch * way.accumulate * way.devices
         return Fit(
             SCHEMA,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from staticmem.devices.architectures import computes_in_bfloat16
-from staticmem.devices.gpus import Gpu
+from staticmem.devices.gpus import Gpu, find
 from staticmem.errors import StaticmemError
 from staticmem.ir.graph import Graph
 from staticmem.liveness.intervals import added_by_held_outputs
@@ -45,7 +45,10 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
         rows.append(best)
     rows = in_order(rows)
     name, usable = (card.gpu, card.usable_bytes) if card is not None else (None, None)
-    stands = (card.why, card.condition, card.missing_bytes, card.least_usable_bytes) if card is not None else ()
+    stands: tuple[Any, ...] = ()
+    if card is not None and gpu is not None:
+        assumed = find(gpu, study.request.gpus_file).unsaid
+        stands = (card.why, card.condition, card.missing_bytes, card.least_usable_bytes, assumed)
     return Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows), *stands)
 
 

@@ -116,6 +116,7 @@ class _Sizing:
             tried, name = self.plain.shortened, self.grown.name
             text = f"a {name} beyond {tried:,} was not tried: a larger one adds ops to the step"
             notes.append(_note(f"{text}, as a loop over the {name} does"))
+        notes += [_note(text) for card in cards for text in card.unsaid]
         others = sorted({c.vendor for c in cards if c.vendor != "NVIDIA"})
         if others:
             text = f"GPUs of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
@@ -156,16 +157,14 @@ class _Sizing:
             slug=card.slug, name=card.name, vendor=card.vendor, form=card.form,
             architecture=card.chip or card.architecture, nominal_bytes=card.nominal, nvml_bytes=card.nvml,
             usable_bytes=card.usable, device_low_bytes=low, device_bytes=expected, device_high_bytes=high,
-            fit=outcome.fit.value, headroom_bytes=max(outcome.headroom, 0), missing_bytes=outcome.missing,
             fit_with_checkpointing=None if obstacle else self._with_checkpointing(card, outcome.fit),
             max_batch=batches[0], safe_batch=batches[1], safe_batch_with_checkpointing=batches[2],
             device_compiled_bytes=None if obstacle else self._compiled(card),
             counts=tuple(self._count(name, card, outcome.fit, obstacle) for name in self.strategies),
             bandwidth_gb_s=card.bandwidth, tflops=dict(card.tflops), tdp_w=card.tdp, link=card.link, year=card.year,
             price_class=card.price_class, price=self.options.prices.get(card.slug),
-            assumed=(*card.assumed, *card.unread), obstacle=obstacle,
+            assumed=(*card.assumed, *card.unread), **outcome.said,
             max_size=sizes[0], safe_size=sizes[1], safe_size_with_checkpointing=sizes[2],
-            why=outcome.why, condition=outcome.standing.condition, least_usable_bytes=outcome.least,
         )  # fmt: skip
 
     def _largest(self, batches: LargestBatches | None, card: Gpu, both: bool = True) -> tuple[int | None, int | None]:

@@ -139,7 +139,8 @@ def run(
     from staticmem.devices import gpus as catalog
 
     file = configurations[0].request.gpus_file if configurations else None
-    slugs = tuple(catalog.find(gpu, file=file).slug for gpu in gpus)  # an unknown card is an error before any work
+    cards = [catalog.find(gpu, file=file) for gpu in gpus]  # an unknown card is an error before any work
+    slugs = tuple([card.slug for card in cards])
     if meter not in (None, *METERS):
         raise UsageError(f"unknown meter '{meter}'", f"It is one of {', '.join(METERS)}.", "Use live.", "SM134")
     meter = meter or ("device" if gpus else "live")
@@ -164,6 +165,7 @@ def run(
         done(len(outcomes) - count)
     rows = tuple(_row(point, outcomes[point.index]) for point in configurations)
     assumed = {text for outcome in outcomes.values() if isinstance(outcome, Row) for text in outcome.assumed}
+    assumed.update(text for card in cards for text in card.unsaid)
     if meter == "device" and not asked:
         assumed.add(f"{gpus[0]}: no GPU is named (--gpu)")
     meters = ("live", "allocated", "reserved", "device") if meter == "device" else ("live",)

@@ -145,7 +145,7 @@ class Trials:
             saved = need(self.base) - (live if device is None else device)
             compute = round(operations / self.base.operations - 1, 4) if self.base.operations else 0.0
         self.runs += 1
-        return LeverRow("", "", live, device, fit, saved, operations, compute, "", "")
+        return LeverRow("", "", live, device, fit, saved, operations, compute, "", "", one.result.moved)
 
     def _operations(self, one: Study) -> int:
         """Operations of the step that the base takes, whatever its division into micro-batches."""

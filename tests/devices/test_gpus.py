@@ -9,7 +9,7 @@ from urllib.parse import urlparse
 
 import pytest
 
-from staticmem.devices import documents, gpus
+from staticmem.devices import documents, gpus, profile
 from staticmem.devices.cudnn import ARCHITECTURES
 from staticmem.errors import UsageError
 from staticmem.units import GIB, MIB
@@ -180,9 +180,16 @@ def test_sizes(query: str, usable: int) -> None:
     assert "usable" in found.assumed
 
 
-def test_a_size_has_the_architecture_that_is_asked_for() -> None:
-    assert gpus.find("24GB", "sm_86").architecture == "sm_86"
-    assert gpus.find("24GB", "sm_86").resident_threads == 84 * 1536  # A40, A6000: the largest of sm_86
+def test_a_size_does_not_say_the_chip() -> None:
+    """It is an H100 of that memory; its context may be that of any card of NVIDIA, its workspaces those of others."""
+    card, h100 = gpus.find("24GB"), CARDS["h100-sxm-80gb"]
+    assert (card.architecture, card.resident_threads) == (h100.architecture, h100.resident_threads)
+    assert card.alternatives == ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120")
+    context = profile.load().context(card)
+    for gpu in CARDS.values():
+        assert context.low <= profile.load().context(gpu).expected <= context.high, gpu.slug
+    assert "is known by its size alone" in " ".join(card.unsaid)
+    assert h100.unsaid == ()
 
 
 def test_a_size_is_no_part_of_a_name() -> None:

@@ -162,13 +162,13 @@ def test_bytes_that_a_rank_sends_by_hand() -> None:
 
 def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", str(MODELS / "resnet18.pt2"), "--no-config", "--optimizer", "adam", "--global-batch", "8"]
-    assert main([*words, "--gpu", "1000MiB"]) == 1
+    assert main([*words, "--gpu", "600MiB"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("It does not fit a 1000MiB: batch 8 ")
+    assert out.startswith("It does not fit a GPU of 600MiB: batch 8 ")
     assert "is short by" in " ".join(out.split())
-    assert main([*words, "--gpu", "1000MiB", "-f", "pytorch"]) == 1
+    assert main([*words, "--gpu", "600MiB", "-f", "pytorch"]) == 1
     assert "def train_step" not in capsys.readouterr().out
-    assert main([*words, "--gpu", "1000MiB", "-f", "json"]) == 1
+    assert main([*words, "--gpu", "600MiB", "-f", "json"]) == 1
     result = json.loads(capsys.readouterr().out)
     assert (result["fits"], result["settings"]) == (False, [])
 

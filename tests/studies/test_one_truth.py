@@ -79,7 +79,7 @@ def test_the_sentences_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sweep", str(path), *flags, "--max-batch", "-j", "1", "-q"]) == 0
     assert f"the largest batch on 2gib is {found.batch:,}, {found.safe_batch:,} safe" in capsys.readouterr().out
     assert main(["size", str(path), *flags, "--batch", "8"]) == 0
-    row = next(line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("2GiB"))
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.lstrip().startswith("GPU of 2GiB"))
     assert re.search(rf"\b{found.batch}\s+{found.safe_batch}\b", row)
 
 

@@ -17,7 +17,7 @@ from staticmem.frontends import recent
 from staticmem.passes.pipeline import bind
 from staticmem.report.json import dumps
 from staticmem.studies import Request, Study, request_of
-from staticmem.studies.export import replay_of
+from staticmem.studies.device import replay_of
 from staticmem.studies.page import page
 from staticmem.studies.steps import STEPS, kept_steps
 
@@ -99,7 +99,7 @@ def test_reports_are_those_of_a_step_that_nobody_asked_for_before(path: str) -> 
     study = Study.open(path, asked())
     assert study.result is Study.open(path, asked()).result
     page(study)
-    replay_of(study)
+    replay_of(study.request, study.result)
     assert [dumps(Study.open(path, asked(**words)).report) for words in reversed(ALIKE)] == fresh[::-1]
 
 

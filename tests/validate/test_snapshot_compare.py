@@ -13,9 +13,10 @@ import pytest
 
 from staticmem.cli.main import main
 from staticmem.errors import UsageError
+from staticmem.report.formats.report_viewers import dump_snapshot
 from staticmem.scenario.request import Request
 from staticmem.studies import Study
-from staticmem.studies.export import snapshot
+from staticmem.studies.device import replay_of
 from staticmem.validate import plain_pickle, snapshot_compare, snapshots
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,8 @@ MIB = 2**20
 
 @cache
 def _predicted() -> bytes:
-    return snapshot(Study.open(MODEL, Request(batch=2, optimizer="sgd")))
+    study = Study.open(MODEL, Request(batch=2, optimizer="sgd"))
+    return dump_snapshot(replay_of(study.request, study.result))
 
 
 def _document() -> Any:

@@ -31,6 +31,7 @@ def render(result: Fit, view: View = PLAIN) -> str:
             text.wrap(line, indent="    ", first="  - ")
     text.heading("A step on one device")
     text.columns([("", title, value) for title, value in costs(result, view)], right=(2,))
+    text.add_assumptions(result.assumed)
     if result.settings:
         text.heading("Settings")
         text.columns([_HEADS, *rows(result, view)], right=(2, 3))
@@ -112,6 +113,7 @@ def render_markdown(result: Fit, view: View = PLAIN) -> str:
     if result.way.concessions:
         parts.append("\n".join(f"- {escape(line)}" for line in concessions(result)))
     parts.append(table(["a step on one device", ""], [(escape(a), escape(b)) for a, b in costs(result, view)]))
+    parts += [f"- assumed: {escape(text)}" for text in result.assumed]
     if result.settings:
         cells = [(code(a), code(b), *map(escape, more)) for a, b, *more in rows(result, view)]
         parts.append(table(list(_HEADS), cells))

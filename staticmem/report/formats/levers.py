@@ -15,10 +15,13 @@ def render(levers: Levers, view: View = PLAIN) -> str:
     """The answer, the table, and what to add to the command line for each."""
     if view.quiet:
         return view.line(verdict(levers, view))
-    text, changes = Text(view), 3 + (levers.gpu is not None)
+    text, changes = Text(view), 3 + (levers.gpu is not None) + _moves(levers)
     text.answer(verdict(levers, view))
-    head, *lines = columns(_cells(levers, view), view.style, right=range(3), optional=(changes,))
+    head, *lines = columns(
+        _cells(levers, view), view.style, right=range(changes - (levers.gpu is not None)), optional=(changes,)
+    )
     text.lines += ["", view.style.paint(head, "bold"), *lines]
+    text.add_assumptions(levers.assumed)
     text.heading("Flags", "")
     for row in levers.rows:
         if row.flags:
@@ -31,20 +34,27 @@ def render_markdown(levers: Levers, view: View = PLAIN) -> str:
     heads, base, *rows = [[escape(cell) for cell in row] for row in _cells(levers, view)]
     flags = [code(row.flags) for row in levers.rows]
     listed = table([*heads, "flags"], [[*base, ""], *[[*row, flag] for row, flag in zip(rows, flags, strict=True)]])
-    return f"**{escape(verdict(levers, view))}**\n\n{listed}\n"
+    assumed = "".join([f"\n- assumed: {escape(text)}" for text in levers.assumed])
+    return f"**{escape(verdict(levers, view))}**\n\n{listed}\n{assumed}{chr(10) * bool(assumed)}"
 
 
 def _cells(levers: Levers, view: View) -> list[list[str]]:
     """The heads, the step as it was asked for, and a row for each lever."""
-    fit = levers.gpu is not None
-    heads = ["saves", "compute", "peak", *["fit"] * fit, "changes", "do"]
-    base = ["", "", _peak(levers.base, view), *[levers.base.fit or ""] * fit, "", "(as asked)"]
+    fit, moves = levers.gpu is not None, _moves(levers)
+    heads = ["saves", "compute", *["moves"] * moves, "peak", *["fit"] * fit, "changes", "do"]
+    base = ["", "", *[""] * moves, _peak(levers.base, view), *[levers.base.fit or ""] * fit, "", "(as asked)"]
     rows = []
     for row in levers.rows:
         changes = _CHANGES.get(row.changes, "-")
-        sizes = (_saved(row, view), _compute(row), _peak(row, view))
+        moved = view.size(row.moved_bytes) if row.moved_bytes else "-"
+        sizes = (_saved(row, view), _compute(row), *[moved] * moves, _peak(row, view))
         rows.append([*sizes, *[row.fit or ""] * fit, changes, row.does])
     return [heads, base, *rows]
+
+
+def _moves(levers: Levers) -> bool:
+    """Whether a lever moves bytes between the GPU and the CPU in each step."""
+    return any(row.moved_bytes for row in levers.rows)
 
 
 def _saved(row: LeverRow, view: View) -> str:
@@ -53,6 +63,11 @@ def _saved(row: LeverRow, view: View) -> str:
 
 def _compute(row: LeverRow) -> str:
     return f"{row.compute:+.0%}" if round(row.compute, 2) else "0%"
+
+
+def _costs(row: LeverRow, view: View) -> list[str]:
+    moved = [f"{view.size(row.moved_bytes)} over the bus a step"] if row.moved_bytes else []
+    return [f"{_compute(row)} compute"] * bool(round(row.compute, 2)) + moved
 
 
 def _peak(row: LeverRow, view: View) -> str:
@@ -72,14 +87,14 @@ def verdict(levers: Levers, view: View = PLAIN) -> str:
         best = cheapest(levers)
         if best is None:
             return f"{base}; no lever alone brings it within {limit}."
-        cost = f"{_compute(best)} compute" if round(best.compute, 2) else "no more compute"
+        cost = " and ".join(_costs(best, view)) or "no more compute"
         changed = "" if best.changes not in _CHANGES else f", changes {_CHANGES[best.changes]}"
         return f"{base}; within {limit} at least cost: {best.does} ({_peak(best, view)}, {cost}{changed})."
     if not levers.rows or levers.rows[0].saved_bytes <= 0:
         return f"{base}; no lever saves anything."
     best = next((row for row in levers.rows if row.changes not in _CHANGES), levers.rows[0])
     saved = view.size(max(best.saved_bytes, 0))
-    cost = f" at {_compute(best)} compute" if round(best.compute, 2) else ""
+    cost = f" at {' and '.join(_costs(best, view))}" if _costs(best, view) else ""
     which = "what saves most" if best.changes in _CHANGES else "what saves most with the same result"
     changed = f" (changes {_CHANGES[best.changes]})" if best.changes in _CHANGES else ""
     return f"{base}; {which}: {best.does}, {saved}{cost}{changed}."
