@@ -214,8 +214,8 @@ def verdict(report: Report, view: View = PLAIN) -> str:
     if gpu.obstacle:
         needs = f"{gpu.obstacle}. Of its {usable} {step} would take {device}{most}"
     elif gpu.least_usable_bytes is not None:
-        needs = f"{step} needs {view.size(gpu.least_usable_bytes)} at the least, {device} with all of its cache; it has"
-        needs += f" {usable}"
+        least = view.size(gpu.least_usable_bytes)
+        needs = f"{step} needs a card with {least} ({device} where nothing limits its cache); it has {usable}"
     else:
         returned = returned_text(report.device, view)
         needs = f"{step} needs {device} of its {usable}{most}{returned}"

@@ -20,7 +20,7 @@ from staticmem.parallel.blocks import repeated_blocks
 from staticmem.parallel.rank import on_one_device
 from staticmem.report.fit import Settings
 from staticmem.report.model import Report
-from staticmem.report.settings import LIBRARIES, Library, Modules, Run
+from staticmem.report.settings import LIBRARIES, OF_OUTPUTS, OF_TARGETS, OF_THE_MODEL, Library, Modules, Run
 from staticmem.report.settings.optimizers import WRITTEN
 from staticmem.report.verdict import with_article
 from staticmem.scenario.checkpointing import NO_CHECKPOINTS
@@ -161,7 +161,8 @@ def _settings(study: Study, request: Request, card: Gpu, name: str, config: bool
         f"As a gate: {check}",
         *notes,
     )
-    text = library.text(Run(asked, heading, _sharded(graph, asked), checkpointed))
+    run = Run(asked, heading, _sharded(graph, asked), checkpointed, len(report.model.inputs), _loss_of(graph, report))
+    text = library.text(run)
     return Settings(
         name,
         library.file,
@@ -176,6 +177,13 @@ def _settings(study: Study, request: Request, card: Gpu, name: str, config: bool
         notes,
         text,
     )
+
+
+def _loss_of(graph: Graph, report: Report) -> str:
+    """What gives the loss: a function that was recorded, the model whose first output is a number, or the loop."""
+    if graph.recorded is not None and graph.recorded.loss:
+        return OF_OUTPUTS
+    return OF_THE_MODEL if report.model.outputs[0].shape == () else OF_TARGETS
 
 
 def _checkpointed(graph: Graph, request: Request) -> Modules:

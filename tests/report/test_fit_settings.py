@@ -187,6 +187,42 @@ def test_the_step_in_pytorch_runs(case: str) -> None:
     assert dtype == (torch.bfloat16 if case == "whole" else torch.float32)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["model", "function", "loop", "tuple"])
+def test_the_script_of_a_file_runs(kind: str, tmp_path: Path) -> None:
+    """As it is written for a file whose loss the model returns, or a recorded function or the loop gives."""
+    import torch
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(4, 3)
+
+        def forward(self, x: Any, weight: Any, target: Any) -> Any:
+            y = self.head(x) * weight
+            if kind == "model":
+                return {"loss": torch.nn.functional.cross_entropy(y, target), "y": y}
+            return y, target
+
+    inputs = (torch.ones(8, 4), torch.ones(8, 1), torch.zeros(8, dtype=torch.int64))
+    loss = {"function": lambda result: torch.nn.functional.cross_entropy(*result)}.get(kind)
+    path = tmp_path / "net.pt2"
+    staticmem.export(Net().train(), inputs, path, loss=loss)
+    result = staticmem.fit(path, "l4", optimizer="adam", batch=8, accumulate=2, outputs="dropped")
+    text = next(one.text for one in result.settings if one.library == "pytorch").replace('"cuda"', '"cpu"')
+    names: dict[str, Any] = {}
+    exec(compile(text, "train_step.py", "exec"), names)
+    model, optimizer = names["prepare"](Net())
+    before = model.head.weight.detach().clone()
+    given: Any = dict(zip(("x", "weight", "target"), inputs, strict=True)) if kind != "tuple" else inputs
+    of_targets = kind in ("loop", "tuple")
+    batches = [(given, inputs[2]) if of_targets else given] * names["ACCUMULATE"]
+    functions: dict[str, Any] = {"model": [], "function": [loss]}
+    of_pairs = [lambda outputs, targets: torch.nn.functional.cross_entropy(outputs[0], targets)]
+    names["train_step"](model, optimizer, *functions.get(kind, of_pairs), batches)
+    assert not torch.equal(before, model.head.weight)
+
+
 def test_notes_say_what_is_not_set() -> None:
     result: Fit = staticmem.fit(BLOCKS, "l4", optimizer="adamw", batch=4, freeze="embedding", amp="bf16")
     notes = {one.library: " ".join(one.notes) for one in result.settings}

@@ -19,6 +19,7 @@ from staticmem.scenario.strategies import DATA_PARALLEL, DEEPSPEED, PYTORCH, STR
 
 _OF_PYTORCH = tuple([name for name in DATA_PARALLEL if STRATEGIES[name].library == PYTORCH])
 _OF_DEEPSPEED = tuple([name for name in DATA_PARALLEL if STRATEGIES[name].library == DEEPSPEED])
+OF_TARGETS, OF_OUTPUTS, OF_THE_MODEL = "of targets", "of outputs", "of the model"  # what gives the loss
 ONE_DEVICE = StrategyFacts("one device", "", frozenset())
 
 
@@ -34,18 +35,26 @@ class Modules:
 class Run:
     """A step as a library is told of it. `heading` are lines for its reader: figures, commands and notes.
 
-    `sharded` are the modules that FSDP2 shards one by one, `checkpointed` those that are computed again.
+    `sharded` are the modules that FSDP2 shards one by one, `checkpointed` those that are computed again. `inputs`: how
+    many the model takes. `loss`: a function gives it, of the outputs and targets or of the outputs alone, or the model.
     """
 
     request: Request
     heading: tuple[str, ...]
     sharded: Modules = Modules()
     checkpointed: Modules = Modules()
+    inputs: int = 1
+    loss: str = OF_TARGETS
 
     @property
     def strategy(self) -> StrategyFacts:
         """What is known of the strategy of several devices."""
         return facts_of(self.request.parallel) or ONE_DEVICE
+
+    @property
+    def takes_arguments(self) -> bool:
+        """Whether what a step gets of a micro-batch are arguments of the model, and no tensor alone."""
+        return self.inputs > 1 or self.loss != OF_TARGETS
 
     @property
     def batch(self) -> int:

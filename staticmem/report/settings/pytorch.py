@@ -11,13 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from staticmem.ir.dtypes import DType
-from staticmem.report.settings import Run, comment
+from staticmem.report.settings import OF_OUTPUTS, OF_TARGETS, OF_THE_MODEL, Run, comment
 from staticmem.report.settings.optimizers import class_of, keywords
 from staticmem.scenario.adapters import Lora, lora_of
 from staticmem.scenario.precision import precision
 from staticmem.scenario.step import DROPPED, FIRST
 
 _INDENT = "    "
+_LOSSES = {
+    OF_TARGETS: "loss_of(outputs, targets)",
+    OF_OUTPUTS: "loss_of(outputs)",
+    OF_THE_MODEL: "torch.utils._pytree.tree_leaves(outputs)[0]",
+}
+_SAID = {
+    OF_TARGETS: (),
+    OF_OUTPUTS: ("`loss_of` is the loss that was recorded.",),
+    OF_THE_MODEL: ("It returns its loss first (of transformers, where they have labels).",),
+}
 
 
 def write(run: Run) -> str:
@@ -147,18 +157,26 @@ def _trained(run: Run) -> str:
 def _train_step(run: Run) -> list[str]:
     """The function that runs a step."""
     scaler = ", scaler" if run.request.grad_scaler else ""
-    return [f"def train_step(model, optimizer, loss_of, batches{scaler}):", *_indented(_step(run))]
+    function = "" if run.loss == OF_THE_MODEL else ", loss_of"
+    return [f"def train_step(model, optimizer{function}, batches{scaler}):", *_indented(_step(run))]
 
 
 def _step(run: Run) -> Iterator[str]:
     request = run.request
-    yield '"""One step of the optimizer over ACCUMULATE pairs of inputs and targets, of BATCH samples each."""'
+    taken = "pairs of inputs and targets" if run.loss == OF_TARGETS else "inputs"
+    step = f'"""One step of the optimizer over ACCUMULATE {taken}, of BATCH samples each.'
+    if run.takes_arguments:
+        arguments = "Inputs are the arguments of the model: a tuple, or a dict by name."
+        yield from (step, "", arguments, *_SAID[run.loss], '"""')
+    else:
+        yield f'{step}"""'
     zeroing = f"optimizer.zero_grad({'' if request.set_to_none else 'set_to_none=False'})"
     if request.zero_grad == FIRST:
         yield zeroing
     in_no_sync = run.strategy.keeps_whole and request.accumulate > 1
     counted = in_no_sync or request.zero_grad != FIRST
-    yield "for number, (inputs, targets) in enumerate(batches):" if counted else "for inputs, targets in batches:"
+    each = "inputs, targets" if run.loss == OF_TARGETS else "inputs"
+    yield f"for number, ({each}) in enumerate(batches):" if counted else f"for {each} in batches:"
     body = list(_micro_batch(run, zeroing))
     if in_no_sync:
         yield f"{_INDENT}last = number == ACCUMULATE - 1"
@@ -178,9 +196,12 @@ def _step(run: Run) -> Iterator[str]:
 def _micro_batch(run: Run, zeroing: str) -> Iterator[str]:
     """Forward and backward of a micro-batch."""
     request = run.request
-    forward = ["outputs = model(inputs)", "loss = loss_of(outputs, targets) / ACCUMULATE"]
-    if request.channels_last:
+    call = "model(**inputs) if isinstance(inputs, dict) else model(*inputs)" if run.takes_arguments else "model(inputs)"
+    forward = [f"outputs = {call}", f"loss = {_LOSSES[run.loss]} / ACCUMULATE"]
+    if request.channels_last and not run.takes_arguments:
         yield "inputs = inputs.to(memory_format=torch.channels_last)"
+    elif request.channels_last:
+        yield "# inputs of four dimensions are in torch.channels_last"
     if run.half is not None and not run.strategy.shards_modules:  # its policy casts
         yield f'with torch.autocast("cuda", dtype={dtype_text(run.half)}):'
         forward = [f"{_INDENT}{line}" for line in forward]
@@ -194,4 +215,4 @@ def _micro_batch(run: Run, zeroing: str) -> Iterator[str]:
 
 
 def _indented(lines: Iterator[str]) -> list[str]:
-    return [f"{_INDENT}{line}" for line in lines]
+    return [f"{_INDENT}{line}".rstrip() for line in lines]
