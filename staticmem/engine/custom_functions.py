@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.eager.autograd import inner_backward
+from staticmem.eager.evaluate import apply
 from staticmem.eager.reasons import Reason
-from staticmem.eager.tensor import Formula, Grads, Owner, Tensor, attributes_of_ctx
+from staticmem.eager.tensor import Formula, Grads, Owner, TakingNode, Tensor, attributes_of_ctx
 from staticmem.errors import ModelFileError
 from staticmem.frontends import fields
 from staticmem.frontends import recording_format as written
@@ -43,8 +44,24 @@ def with_history(e: Eager, function: CustomFunction, env: dict[str, Any]) -> tup
     if function.backward is None:
         raise _not_recorded(function.name)
     saved = [env[name] for name in dict.fromkeys(function.saved) if name]
-    e.record(f"{function.name} backward", named, inputs, [_formula(e, function, inputs, named, env)], saved)
+    name = f"{function.name} backward"
+    node = _FunctionNode(name, e.sequence, e.trace.op)
+    e.sequence += 1
+    e.record(name, named, inputs, [_formula(e, function, inputs, named, env)], saved, node)
     return named, [env[name] for name in function.attributes]
+
+
+class _FunctionNode(TakingNode):
+    """What comes to it ends with its Python, before its results are summed or cast (seen with 2.13)."""
+
+    __slots__ = ()
+
+    def run(self, e: Eager, waiting: Owner, slots: Grads, retain_graph: bool) -> list[Tensor | None]:
+        e.open_scope()
+        outputs = apply(e, self, slots)
+        e.leave_all_to_scope(waiting)
+        e.close_scope(keep=[output for output in outputs if output is not None])
+        return outputs
 
 
 def _not_recorded(name: str) -> ModelFileError:

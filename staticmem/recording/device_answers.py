@@ -31,6 +31,7 @@ from staticmem.recording import gpu
 
 CUDA = torch.device("cuda", 0)
 _INNER = ("torch", "staticmem")  # packages that are told the truth
+_CUSTOM_CASTS = "torch.amp.autocast_mode"  # but for `custom_fwd(cast_inputs=...)`, which casts tensors on the GPU
 _CAPABILITY = (9, 0)  # of the H100, for which a request without a GPU is answered
 _NAME = "NVIDIA H100 80GB HBM3"
 # asked of memory or of a certain GPU: no recording can know it
@@ -44,30 +45,8 @@ _NOTHING = (
 _OF_PROFILERS = ("range_push", "range_pop", "mark")  # of torch.cuda.nvtx
 
 
-class Event:
-    """An event of CUDA in a recording, where nothing runs that could be waited for."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def record(self, stream: Any = None) -> None:
-        pass
-
-    def wait(self, stream: Any = None) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end_event: Any) -> float:
-        raise NotImplementedError("it asks for what only a running GPU knows (torch.cuda.Event.elapsed_time)")
-
-
-class Stream:
-    """A stream of CUDA in a recording."""
+class _Idle:
+    """A stream or an event of CUDA in a recording, where nothing runs that could be waited for."""
 
     device = CUDA
     device_index = cuda_stream = stream_id = priority = 0
@@ -75,28 +54,23 @@ class Stream:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def wait_stream(self, stream: Any) -> None:
-        pass
-
-    def wait_event(self, event: Any) -> None:
-        pass
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or Event()
-
-    def synchronize(self) -> None:
-        pass
-
     def query(self) -> bool:
         return True
 
+    def do_nothing(self, *args: Any) -> None:
+        pass
 
-def _within_stream(stream: Any) -> Any:
-    return nullcontext()
+    record = wait = synchronize = wait_stream = wait_event = do_nothing
 
 
-def _current_stream(device: Any = None) -> Stream:
-    return Stream()
+class Event(_Idle):
+    def elapsed_time(self, end_event: Any) -> float:
+        raise NotImplementedError("it asks for what only a running GPU knows (torch.cuda.Event.elapsed_time)")
+
+
+class Stream(_Idle):
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
 
 
 @contextmanager
@@ -170,8 +144,8 @@ def as_on_gpu(stands_for: str = gpu.DEVICE) -> Iterator[set[str]]:
         **{name: _answered(getattr(torch.cuda, name), None) for name in _NOTHING},
         **{name: _refused(name) for name in _UNKNOWN},
         "is_current_stream_capturing": _answered(torch.cuda.is_current_stream_capturing, False),
-        **dict.fromkeys(("current_stream", "default_stream"), _current_stream),
-        **dict.fromkeys(("stream", "StreamContext"), _within_stream),
+        **dict.fromkeys(("current_stream", "default_stream"), Stream),
+        **dict.fromkeys(("stream", "StreamContext"), nullcontext),
         **{cls.__name__: cls for cls in (Stream, Event)},
         # `with torch.cuda.device(x.device):`
         "_exchange_device": _answered(torch.cuda._exchange_device, 0, of_torch=True),
@@ -196,7 +170,8 @@ def as_on_gpu(stands_for: str = gpu.DEVICE) -> Iterator[set[str]]:
 
 def _is_inner(frame: FrameType) -> bool:
     """Whether the Python that asks is PyTorch's or this package's."""
-    return str(frame.f_globals.get("__name__")).partition(".")[0] in _INNER
+    name = str(frame.f_globals.get("__name__"))
+    return name.partition(".")[0] in _INNER and name != _CUSTOM_CASTS
 
 
 def _answered(

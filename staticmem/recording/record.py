@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -47,6 +49,8 @@ Mode = tuple[bool, torch.dtype | None]
 MODES: tuple[Mode, ...] = ((False, None), (True, None), (False, torch.bfloat16), (True, torch.bfloat16))
 MOST_CALLS = 4  # behind the second one: until one is like a call before it
 PARTS = len(MODES) + 1  # of a recording: the modes, and the module cast to 16 bits
+_CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict)
+_NOT_PLAIN = (torch.nn.Module, torch.Tensor, ModuleType, type)
 
 
 def record(
@@ -404,21 +408,31 @@ def _has_plain_tensors(module: torch.nn.Module) -> bool:
     return any(value.is_cpu for child in _modules(module) for _, value in _plain_tensors(child))
 
 
-State = list[tuple[torch.nn.Module, dict[str, Any], list[tuple[OrderedDict[str, Any], dict[str, Any]]]]]
+State = list[tuple[Any, Any]]
 
 
 def _state(module: torch.nn.Module) -> State:
-    """The attributes of all modules, containers copied. Of those with an order, as hooks are in, the content: handles
-    that remove hooks hold the container itself.
-    """
-    return [
-        (
-            child,
-            _copied(own := child.__dict__),
-            [(held, dict(held)) for held in own.values() if type(held) is OrderedDict],
-        )
-        for child in _modules(module)
-    ]
+    """The attributes of all modules and of plain objects that they have, and the containers in them, each with a copy.
+    They are put back in place: others, as handles that remove hooks, hold the container itself."""
+    state: dict[int, tuple[Any, Any]] = {}
+    stack = [vars(holder) for holder in _holders(module)]
+    while stack:
+        held = stack.pop()
+        if id(held) not in state:
+            state[id(held)] = held, copy(held)
+            items = held.values() if isinstance(held, dict) else held
+            stack += [item for item in items if type(item) in _CONTAINERS]
+    return list(state.values())
+
+
+def _holders(module: torch.nn.Module) -> list[Any]:
+    """All modules, and the plain objects that are their attributes."""
+    holders: dict[int, Any] = {id(child): child for child in _modules(module)}
+    for child in list(holders.values()):
+        for value in child.__dict__.values():
+            if type(getattr(value, "__dict__", None)) is dict and not isinstance(value, _NOT_PLAIN):
+                holders.setdefault(id(value), value)
+    return list(holders.values())
 
 
 def _modules(module: torch.nn.Module) -> list[torch.nn.Module]:
@@ -436,12 +450,9 @@ def _modules(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _restore(state: State) -> None:
-    for child, attributes, ordered in state:
-        child.__dict__.clear()
-        child.__dict__.update(_copied(attributes))
-        for held, content in ordered:
-            held.clear()
-            held.update(content)
+    for held, content in state:
+        held.clear()
+        (held.extend if isinstance(held, (list, deque)) else held.update)(content)
 
 
 def _reset(tensor: torch.Tensor, data: torch.Tensor, requires_grad: bool) -> None:
@@ -454,27 +465,16 @@ def _reset(tensor: torch.Tensor, data: torch.Tensor, requires_grad: bool) -> Non
 def _attributes(module: torch.nn.Module) -> list[Any]:
     """What the attributes of modules are, and of the plain objects that they have: equal where a call changes nothing.
     It holds no tensor, whose references are counted."""
-    attributes: dict[int, Any] = {}
-    for child in _modules(module):
-        attributes[id(child)] = _told(child.__dict__)
-        for value in child.__dict__.values():
-            plain = hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, torch.Tensor))
-            if plain and id(value) not in attributes:
-                attributes[id(value)] = _told(vars(value))
-    return list(attributes.items())
+    return [(id(holder), _told(vars(holder))) for holder in _holders(module)]
 
 
 def _told(value: Any, depth: int = 3) -> Any:
     """Equal for what is the same: plain values as they are, containers item by item, others by identity."""
     if isinstance(value, Mapping) and depth:
         return {key: _told(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set)) and depth:
+    if isinstance(value, (list, tuple, set, deque)) and depth:
         return [_told(item, depth - 1) for item in value]
     return value if isinstance(value, (int, float, str, bytes, type(None))) else id(value)
-
-
-def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: type(v)(v) if type(v) in (dict, list, set) else v for k, v in attributes.items()}
 
 
 def _input_names(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:

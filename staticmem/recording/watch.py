@@ -211,6 +211,10 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
             with self:  # no rule says what it does, and it is made of others
                 return func.decompose(*args, **kwargs)
         half = gpu.autocast_dtype()
+        if half is not None and torch.is_inference_mode_enabled():
+            with self:  # whose casts autocast never keeps: they are ops of their own (aten/src/ATen/autocast_mode.cpp)
+                args, kwargs = gpu.cast(target, args, kwargs, half)
+            half = None
         run_args, run_kwargs = (args, kwargs) if half is None else gpu.cast(target, args, kwargs, half)
         if target == "aten::slice.Tensor":
             run_args = _bounded_slice(*run_args)

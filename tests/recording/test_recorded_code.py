@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -228,6 +229,38 @@ def test_modes_have_nothing_of_each_other() -> None:
     model = recorded(Caches(), torch.zeros(2, 8, device="meta"))
     assert bases(graph_of(model, training=False)) == ["add"]  # of the second call: the first has made the cache
     assert bases(graph_of(model)) == ["add"]  # of the second step
+
+
+def test_containers_within_attributes_are_put_back() -> None:
+    """A deque, a list in a dictionary, and what a plain object has: other modes found in them what inference left."""
+
+    class Log:
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+    class Remembers(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.recent: deque[Any] = deque(maxlen=2)
+            self.named: dict[str, list[list[Any]]] = {"all": [[]]}
+            self.log = Log()
+
+        def forward(self, x: Any) -> Any:
+            for past in (*self.recent, *self.named["all"][0], *self.log.seen):
+                x = x + past
+            self.recent.append(x.detach())
+            self.named["all"][0].append(x.detach())
+            self.log.seen.append(x.detach())
+            return x
+
+    module = Remembers()
+    recent, inner, seen = module.recent, module.named["all"][0], module.log.seen
+    model = recorded(module, torch.zeros(2, 8, device="meta"))
+    assert bases(graph_of(model)).count("add") == bases(graph_of(model, training=False)).count("add") == 3
+    assert (module.recent, module.named, module.log.seen) == (deque(), {"all": [[]]}, [])
+    assert module.recent is recent
+    assert module.named["all"][0] is inner
+    assert module.log.seen is seen
 
 
 def test_hooks_that_the_first_call_installs_are_installed_once() -> None:
