@@ -36,6 +36,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.version import REFERENCE_RELEASE
 
 F = TypeVar("F", bound=Callable[..., Tensor])
+Outputs = TypeVar("Outputs", bound=Tensor | Sequence[Tensor])
 
 MAX_TENSOR = 2**44  # bytes (16 TiB): no GPU holds a tensor near it; such a size is a mistake in the file or in a rule
 
@@ -376,13 +377,14 @@ class Eager:
     def record(
         self,
         name: str,
-        outputs: Tensor | Sequence[Tensor],
+        outputs: Outputs,
         inputs: Sequence[Tensor | None],
         formulas: Sequence[Formula],
         saves: Iterable[Tensor | None] = (),
         node: Node | None = None,
-    ) -> None:
-        """Adds a backward node to `outputs` if any of `inputs` needs a gradient. `saves` are held until it has run.
+    ) -> Outputs:
+        """Adds a backward node to `outputs`, which it gives back, if any of `inputs` needs a gradient. `saves` are held
+        until it has run.
         `node`: one of a class of its own, in place of a new `Node`.
 
         An output that has a history already was changed in place: its history moves on (`rebase_history`), and where
@@ -390,8 +392,8 @@ class Eager:
         """
         mutated, self._mutated = self._mutated, None
         if not self.needs_grad(*inputs):
-            return
-        results = [outputs] if isinstance(outputs, Tensor) else outputs
+            return outputs
+        results: Sequence[Tensor] = [outputs] if isinstance(outputs, Tensor) else outputs
         if node is None:
             node = self._node(name)
         node.formulas = formulas
@@ -409,6 +411,7 @@ class Eager:
                 self._rebase(tensor, node)
             elif tensor.dtype.is_differentiable:
                 self.set_grad_fn(tensor, node, number)
+        return outputs
 
     def keep_on_ctx(self, tensor: Tensor) -> None:
         """`ctx.x = tensor` of a custom function that has a node: no hook of saved tensors sees it, and it lives as long

@@ -153,8 +153,7 @@ def cross_entropy(e: Eager, logits: Tensor, target: Tensor) -> Tensor:
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.empty(log_probs.shape, log_probs.dtype, kernel=name.replace("forward", "backward.default"))
 
-    e.record("NllLossBackward0", out, [log_probs], [Formula((0,), gradient)], [log_probs, target, total_weight])
-    return out
+    return e.record("NllLossBackward0", out, [log_probs], [Formula((0,), gradient)], [log_probs, target, total_weight])
 
 
 def mse(e: Eager, output: Tensor, target: Tensor) -> Tensor:
@@ -167,8 +166,7 @@ def mse(e: Eager, output: Tensor, target: Tensor) -> Tensor:
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.pointwise("aten.mse_loss_backward.default", source, target)
 
-    e.record("MseLossBackward0", out, [source], [Formula((0,), gradient)], [source, target])
-    return out
+    return e.record("MseLossBackward0", out, [source], [Formula((0,), gradient)], [source, target])
 
 
 @record(frozen=True)

@@ -64,8 +64,7 @@ def _bounds(self: Tensor, min: Any, max: Any) -> list[Tensor]:
 def clamp(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """Saves its input; backward makes a zero scalar, one bool mask a bound and the chosen gradient."""
     out = e.pointwise("aten.clamp.default", *_bounds(self, min, max))
-    _record_clamp(e, out, self, self, min, max)
-    return out
+    return _record_clamp(e, out, self, self, min, max)
 
 
 @rule("clamp_min")
@@ -80,12 +79,11 @@ def clamp_max(e: Eager, self: Tensor, max: Any) -> Tensor:
     return clamp(e, self, None, max)
 
 
-def _record_clamp(e: Eager, out: Tensor, self: Tensor, saved: Tensor | None, min: Any, max: Any) -> None:
+def _record_clamp(e: Eager, out: Tensor, self: Tensor, saved: Tensor | None, min: Any, max: Any) -> Tensor:
     """Tensor bounds are saved, and their gradients (FunctionsManual.cpp, `clamp_backward_min_max`) come first."""
     bounds = [min if isinstance(min, Tensor) else None, max if isinstance(max, Tensor) else None]
     if bounds == [None, None]:
-        e.record("ClampBackward1", out, [self], [Formula((0,), _clamp_self(saved, min, max))], [saved])
-        return
+        return e.record("ClampBackward1", out, [self], [Formula((0,), _clamp_self(saved, min, max))], [saved])
     both = min is not None and max is not None
 
     def by_bounds(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -106,7 +104,7 @@ def _record_clamp(e: Eager, out: Tensor, self: Tensor, saved: Tensor | None, min
         return results
 
     formulas = [Formula((1, 2), by_bounds), Formula((0,), _clamp_self(saved, min, max))]
-    e.record("ClampBackward0", out, [self, *bounds], formulas, [*reversed(bounds), saved])
+    return e.record("ClampBackward0", out, [self, *bounds], formulas, [*reversed(bounds), saved])
 
 
 def _clamp_self(self: Tensor | None, min: Any, max: Any) -> Any:
@@ -127,8 +125,7 @@ def clamp_(e: Eager, self: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """In place: clones its input first and saves the clone; backward as `clamp`."""
     original = clone_for_backward(e, self, *_bounds(self, min, max))
     out = inplace(e, self, "aten.clamp_.default")
-    _record_clamp(e, out, self, original, min, max)
-    return out
+    return _record_clamp(e, out, self, original, min, max)
 
 
 @rule("clamp_min_")
@@ -161,8 +158,7 @@ def prelu_kernel(e: Eager, self: Tensor, weight: Tensor) -> Tensor:
         e.kernel("aten._prelu_kernel_backward.default")
         return [e.pointwise("", self, weight, grad) for _ in range(2)]
 
-    e.record("PreluKernelBackward0", out, [self, weight], [Formula((0, 1), compute)], [self, weight])
-    return out
+    return e.record("PreluKernelBackward0", out, [self, weight], [Formula((0, 1), compute)], [self, weight])
 
 
 @rule("glu")
@@ -172,8 +168,7 @@ def glu(e: Eager, self: Tensor, dim: int = -1) -> Tensor:
     half = e.alias(self, tuple(s // 2 if i == axis else s for i, s in enumerate(self.shape)), self.strides)
     out = e.pointwise("aten.glu.default", half)
     compute = gradient_like(self, "aten.glu_backward.default", self.dtype)
-    e.record("GluBackward0", out, [self], [Formula((0,), compute)], [self])
-    return out
+    return e.record("GluBackward0", out, [self], [Formula((0,), compute)], [self])
 
 
 _SAME_NAMES = "Relu Sigmoid Tanh Softplus Mish Selu HardSwish".split()

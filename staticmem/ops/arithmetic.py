@@ -37,8 +37,7 @@ def add(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar =
     """Saves nothing; both gradients are the incoming tensor itself (`other` scaled by alpha when it is not 1)."""
     a, b = tensors_of(self, other)
     out = result_of(e, "aten.add.Tensor", a, b, self if a is None else other)
-    e.record("AddBackward0", out, [a, b], _add_formulas(alpha))
-    return out
+    return e.record("AddBackward0", out, [a, b], _add_formulas(alpha))
 
 
 def _add_formulas(alpha: Scalar) -> list[Formula]:
@@ -53,8 +52,7 @@ def sub(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, alpha: Scalar =
     """Saves nothing; the gradient of `other` is a negated copy."""
     a, b = tensors_of(self, other)
     out = result_of(e, "aten.sub.Tensor", a, b, self if a is None else other)
-    e.record("SubBackward0", out, [a, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
-    return out
+    return e.record("SubBackward0", out, [a, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
 
 
 def _negated(alpha: Scalar) -> Any:
@@ -72,10 +70,9 @@ def rsub(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     """other - self: saves nothing; the gradient of `self` is a negated copy, that of `other` the incoming tensor."""
     operands = [t for t in (self, other) if isinstance(t, Tensor)]
     out = e.pointwise("aten.rsub.Scalar", *operands)
-    e.record(
+    return e.record(
         "RsubBackward0", out, operands, [Formula((0,), _negated(alpha)), *([Formula((1,), same)] * (len(operands) - 1))]
     )
-    return out
 
 
 @rule("sub_", kinds=("arithmetic",), aliases="subtract_")
@@ -83,8 +80,7 @@ def sub_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     """In place: saves nothing; the gradient of `other` is a negated copy."""
     out = inplace(e, self, "aten.sub_.Tensor")
     b = other if isinstance(other, Tensor) else None
-    e.record("SubBackward0", out, [self, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
-    return out
+    return e.record("SubBackward0", out, [self, b], [Formula((1,), _negated(alpha)), Formula((0,), same)])
 
 
 @rule("add_", kinds=("arithmetic",))
@@ -92,8 +88,7 @@ def add_(e: Eager, self: Tensor, other: Tensor | Scalar, alpha: Scalar = 1) -> T
     """In place: saves nothing; both gradients are the incoming tensor."""
     out = inplace(e, self, "aten.add_.Tensor")
     b = other if isinstance(other, Tensor) else None
-    e.record("AddBackward0", out, [self, b], _add_formulas(alpha))
-    return out
+    return e.record("AddBackward0", out, [self, b], _add_formulas(alpha))
 
 
 @rule("mul", kinds=("arithmetic", "commutative"), aliases="multiply")
@@ -172,12 +167,11 @@ def div(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar, rounding_mode: 
     return out
 
 
-def _record_div(e: Eager, out: Tensor, a: Tensor | None, b: Tensor | None, saved_a: Tensor | None) -> None:
+def _record_div(e: Eager, out: Tensor, a: Tensor | None, b: Tensor | None, saved_a: Tensor | None) -> Tensor:
     if b is None:
-        e.record("DivBackward0", out, [a], [Formula((0,), _div_scalar)])
-        return
+        return e.record("DivBackward0", out, [a], [Formula((0,), _div_scalar)])
     formulas = [Formula((1,), _div_other(saved_a or a, b)), *([] if a is None else [Formula((0,), _div_self(b))])]
-    e.record("DivBackward0", out, [a, b], formulas, [b, saved_a if e.needs_grad(b) else None])
+    return e.record("DivBackward0", out, [a, b], formulas, [b, saved_a if e.needs_grad(b) else None])
 
 
 @rule("div_", kinds=("arithmetic",), aliases="divide_ true_divide_")
@@ -186,8 +180,7 @@ def div_(e: Eager, self: Tensor, other: Tensor | Scalar) -> Tensor:
     b = other if isinstance(other, Tensor) else None
     original = clone_for_backward(e, self, b)
     out = inplace(e, self, "aten.div_.Tensor")
-    _record_div(e, out, self, b, original)
-    return out
+    return _record_div(e, out, self, b, original)
 
 
 @rule("remainder fmod")
@@ -201,8 +194,7 @@ def remainder(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor
     if a is None:
         return out
     if b is None:
-        e.record("RemainderBackward0", out, [a], [Formula((0,), same)])
-        return out
+        return e.record("RemainderBackward0", out, [a], [Formula((0,), same)])
 
     def by_other(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         quotient = e.pointwise("aten.div.Tensor_mode", a, b)
@@ -210,8 +202,7 @@ def remainder(e: Eager, self: Tensor | Scalar, other: Tensor | Scalar) -> Tensor
         return e.pointwise("aten.mul.Tensor", negative, quotient)
 
     saves = [b, a] if e.needs_grad(b) else []
-    e.record("RemainderBackward1", out, [a, b], [Formula((1,), by_other), Formula((0,), same)], saves)
-    return out
+    return e.record("RemainderBackward1", out, [a, b], [Formula((1,), by_other), Formula((0,), same)], saves)
 
 
 def onnx_operands(ctx: Context, node: Node) -> tuple[Arg, Arg]:

@@ -307,8 +307,7 @@ def _fused(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, kerne
         return kernel_gradients(e, kernel, q, k, v, q.dtype)
 
     node, saves = f"ScaledDotProduct{kernel.title()}AttentionBackward0", [q, k, v, out, *extras, mask]
-    e.record(node, out, [q, k, v], [Formula((0, 1, 2), gradients)], saves)
-    return out
+    return e.record(node, out, [q, k, v], [Formula((0, 1, 2), gradients)], saves)
 
 
 def _efficient(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -328,8 +327,7 @@ def _efficient(e: Eager, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -
         return [*results, by_mask]
 
     node, saves = "ScaledDotProductEfficientAttentionBackward0", [q, k, v, mask, out, *extras]
-    e.record(node, out, [q, k, v, mask], [Formula((0, 1, 2, 3), gradients)], saves)
-    return out
+    return e.record(node, out, [q, k, v, mask], [Formula((0, 1, 2, 3), gradients)], saves)
 
 
 def _prepare_bias(e: Eager, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:

@@ -83,26 +83,24 @@ def power_share(c: Any, g: Any, mine: Any, theirs: Any) -> Any:
 def addcmul(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """Saves tensor1 and tensor2 where the other needs a gradient; `self` receives the incoming gradient."""
     out = e.pointwise("aten.addcmul.default", self, tensor1, tensor2)
-    record_addcmul(e, out, self, tensor1, tensor2)
-    return out
+    return record_addcmul(e, out, self, tensor1, tensor2)
 
 
-def record_addcmul(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2: Tensor) -> None:
+def record_addcmul(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2: Tensor) -> Tensor:
     saves = [tensor1 if e.needs_grad(tensor2) else None, tensor2 if e.needs_grad(tensor1) else None]
     factors = written_once(by_factor, tensor2, 1), written_once(by_factor, tensor1, 1)
     formulas = [Formula((0,), same), Formula((1,), factors[0]), Formula((2,), factors[1])]
-    e.record("AddcmulBackward0", out, [self, tensor1, tensor2], formulas, saves)
+    return e.record("AddcmulBackward0", out, [self, tensor1, tensor2], formulas, saves)
 
 
 @rule("addcdiv", autocast="promote")
 def addcdiv(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """Saves tensor2 always, and tensor1 if tensor2 needs a gradient; `self` receives the incoming gradient."""
     out = e.pointwise("aten.addcdiv.default", self, tensor1, tensor2)
-    record_addcdiv(e, out, self, tensor1, tensor2)
-    return out
+    return record_addcdiv(e, out, self, tensor1, tensor2)
 
 
-def record_addcdiv(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2: Tensor) -> None:
+def record_addcdiv(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2: Tensor) -> Tensor:
     def by_numerator(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         inverse = e.pointwise("aten.reciprocal.default", tensor2)  # value / tensor2, scaled in place
         return e.pointwise("aten.mul.Tensor", grad_of(grads), inverse)
@@ -110,7 +108,7 @@ def record_addcdiv(e: Eager, out: Tensor, self: Tensor, tensor1: Tensor, tensor2
     by_denominator = written_once(by_divisor, tensor1, tensor2, 1)
     formulas = [Formula((0,), same), Formula((1,), by_numerator), Formula((2,), by_denominator)]
     saves = [tensor1 if e.needs_grad(tensor2) else None, tensor2]
-    e.record("AddcdivBackward0", out, [self, tensor1, tensor2], formulas, saves)
+    return e.record("AddcdivBackward0", out, [self, tensor1, tensor2], formulas, saves)
 
 
 @rule("lerp")
@@ -120,21 +118,19 @@ def lerp(e: Eager, self: Tensor, end: Tensor, weight: Tensor | Scalar) -> Tensor
         out = e.pointwise("aten.lerp.Tensor", self, end, weight)
     else:
         out = e.pointwise("aten.lerp.Scalar", self, end)
-    record_lerp(e, out, self, self, end, weight)
-    return out
+    return record_lerp(e, out, self, self, end, weight)
 
 
-def record_lerp(e: Eager, out: Tensor, self: Tensor, original: Tensor, end: Tensor, weight: Tensor | Scalar) -> None:
+def record_lerp(e: Eager, out: Tensor, self: Tensor, original: Tensor, end: Tensor, weight: Tensor | Scalar) -> Tensor:
     """Autograd's part of `lerp`; `original` is what self was before an op in place."""
     if not isinstance(weight, Tensor):
-        e.record("LerpBackward0", out, [self, end], [Formula((1,), scale_grad), Formula((0,), scale_grad)])
-        return
+        return e.record("LerpBackward0", out, [self, end], [Formula((1,), scale_grad), Formula((0,), scale_grad)])
 
     wants = e.needs_grad(weight)
     saves = [end if wants else None, original if wants else None, weight]
     by_ends = Formula((1,), times(weight)), Formula((0,), written_once(by_start, weight))
     formulas = [*by_ends, Formula((2,), written_once(by_weight, original, end))]
-    e.record("LerpBackward1", out, [self, end, weight], formulas, saves)
+    return e.record("LerpBackward1", out, [self, end, weight], formulas, saves)
 
 
 @rule("pow", autocast="float32")
@@ -147,25 +143,22 @@ def pow(e: Eager, self: Tensor | Scalar, exponent: Tensor | Scalar) -> Tensor:
     operands = [self, exponent] if isinstance(exponent, Tensor) else [self]
     dtype = None if isinstance(exponent, Tensor) else scalar_dtype(self, exponent)
     out = e.pointwise("aten.pow.Tensor_Scalar", *operands, dtype=dtype)
-    record_pow(e, out, self, self, exponent)
-    return out
+    return record_pow(e, out, self, self, exponent)
 
 
-def record_pow(e: Eager, out: Tensor, self: Tensor, saved: Tensor, exponent: Tensor | Scalar) -> None:
+def record_pow(e: Eager, out: Tensor, self: Tensor, saved: Tensor, exponent: Tensor | Scalar) -> Tensor:
     """`saved` is the base as it was before an in-place op."""
     if isinstance(exponent, Tensor):
-        _record_pow_tensor(e, out, self, saved, exponent)
-        return
-    e.record("PowBackward0", out, [self], [Formula((0,), written_once(by_base, saved, exponent))], [saved])
+        return _record_pow_tensor(e, out, self, saved, exponent)
+    return e.record("PowBackward0", out, [self], [Formula((0,), written_once(by_base, saved, exponent))], [saved])
 
 
 def _pow_scalar(e: Eager, exponent: Tensor) -> Tensor:
     out = e.pointwise("aten.pow.Scalar", exponent)
-    e.record("PowBackward2", out, [exponent], [Formula((0,), written_once(by_factor, out, 1))], [exponent, out])
-    return out
+    return e.record("PowBackward2", out, [exponent], [Formula((0,), written_once(by_factor, out, 1))], [exponent, out])
 
 
-def _record_pow_tensor(e: Eager, out: Tensor, self: Tensor, saved: Tensor, exponent: Tensor) -> None:
+def _record_pow_tensor(e: Eager, out: Tensor, self: Tensor, saved: Tensor, exponent: Tensor) -> Tensor:
     def by_exponent(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         # grad * where(self == 0 and exponent >= 0, 0, result * log(self))
         grad = grad_of(grads)
@@ -192,7 +185,7 @@ def _record_pow_tensor(e: Eager, out: Tensor, self: Tensor, saved: Tensor, expon
         return e.pointwise("aten.where.self", condition, scaled, dtype=scaled.dtype)
 
     formulas = [Formula((1,), by_exponent), Formula((0,), by_self)]
-    e.record("PowBackward1", out, [self, exponent], formulas, [exponent, saved, out])
+    return e.record("PowBackward1", out, [self, exponent], formulas, [exponent, saved, out])
 
 
 @rule("pow_")
@@ -201,8 +194,7 @@ def pow_(e: Eager, self: Tensor, exponent: Tensor | Scalar) -> Tensor:
     other = exponent if isinstance(exponent, Tensor) else None
     original = clone_for_backward(e, self, self, other)
     out = inplace(e, self, "aten.pow_.Scalar")
-    record_pow(e, out, self, original or self, exponent)
-    return out
+    return record_pow(e, out, self, original or self, exponent)
 
 
 @rule("lerp_")
@@ -211,24 +203,21 @@ def lerp_(e: Eager, self: Tensor, end: Tensor, weight: Tensor | Scalar) -> Tenso
     by_tensor = weight if isinstance(weight, Tensor) else None
     original = clone_for_backward(e, self, by_tensor) if by_tensor is not None else None
     out = inplace(e, self, "aten.lerp_.Scalar")
-    record_lerp(e, out, self, original or self, end, weight)
-    return out
+    return record_lerp(e, out, self, original or self, end, weight)
 
 
 @rule("addcmul_")
 def addcmul_(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """In place, else as `addcmul`."""
     out = inplace(e, self, "aten.addcmul_.default")
-    record_addcmul(e, out, self, tensor1, tensor2)
-    return out
+    return record_addcmul(e, out, self, tensor1, tensor2)
 
 
 @rule("addcdiv_")
 def addcdiv_(e: Eager, self: Tensor, tensor1: Tensor, tensor2: Tensor, value: Scalar = 1) -> Tensor:
     """In place, else as `addcdiv`."""
     out = inplace(e, self, "aten.addcdiv_.default")
-    record_addcdiv(e, out, self, tensor1, tensor2)
-    return out
+    return record_addcdiv(e, out, self, tensor1, tensor2)
 
 
 def _atan2_gradients(self: Tensor, other: Tensor) -> Any:
@@ -276,8 +265,7 @@ def hypot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     out = e.pointwise("aten.hypot.default", self, other)
     formulas = [Formula((k,), written_once(product_over, side, out)) for k, side in ((1, other), (0, self))]
     saves = [other if e.needs_grad(other) else None, self if e.needs_grad(self) else None, out]
-    e.record("HypotBackward0", out, [self, other], formulas, saves)
-    return out
+    return e.record("HypotBackward0", out, [self, other], formulas, saves)
 
 
 @rule("xlogy", aliases="special_xlogy")
@@ -294,8 +282,7 @@ def xlogy(e: Eager, self: Tensor, other: Tensor) -> Tensor:
         return e.pointwise("aten.masked_fill.Scalar", product)
 
     formulas = [Formula((1,), written_once(product_over, self, other)), Formula((0,), by_self)]
-    e.record("XlogyBackward0", out, [self, other], formulas, [other, self])
-    return out
+    return e.record("XlogyBackward0", out, [self, other], formulas, [other, self])
 
 
 @rule("copysign")
@@ -314,8 +301,7 @@ def copysign(e: Eager, self: Tensor, other: Tensor | float) -> Tensor:
         return e.pointwise("aten.mul.Tensor", grad_of(grads), ratio)
 
     saves = [self if e.needs_grad(self) else None, out]
-    e.record("CopysignBackward0", out, [self, b], [Formula((1,), by_other), Formula((0,), by_self)], saves)
-    return out
+    return e.record("CopysignBackward0", out, [self, b], [Formula((1,), by_other), Formula((0,), by_self)], saves)
 
 
 @rule("logaddexp")
@@ -324,8 +310,7 @@ def logaddexp(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     out = e.pointwise("aten.logaddexp.default", self, other)
     shares = ((1, other, self), (0, self, other))
     formulas = [Formula((k,), written_once(softmax_share, mine, theirs)) for k, mine, theirs in shares]
-    e.record("LogaddexpBackward0", out, [self, other], formulas, [self, other])
-    return out
+    return e.record("LogaddexpBackward0", out, [self, other], formulas, [self, other])
 
 
 @rule("logaddexp2")
@@ -334,8 +319,7 @@ def logaddexp2(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     out = e.pointwise("aten.logaddexp2.default", self, other)
     shares = ((1, other, self), (0, self, other))
     formulas = [Formula((k,), written_once(power_share, mine, theirs)) for k, mine, theirs in shares]
-    e.record("Logaddexp2Backward0", out, [self, other], formulas, [self, other])
-    return out
+    return e.record("Logaddexp2Backward0", out, [self, other], formulas, [self, other])
 
 
 @translation("Pow")

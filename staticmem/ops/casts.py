@@ -25,8 +25,7 @@ def to_copy(e: Eager, self: Tensor, dtype: DType, memory_format: str | None = No
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return cast_gradient(e, grad_of(grads), self.dtype)
 
-    e.record("ToCopyBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("ToCopyBackward0", out, [self], [Formula((0,), gradient)])
 
 
 def _dtype_in(args: Sequence[Any], kwargs: dict[str, Any]) -> DType | None:

@@ -73,8 +73,7 @@ def where(e: Eager, condition: Tensor, self: Any = None, other: Any = None) -> T
         e.empty((), grad.dtype, kernel="aten.scalar_tensor.default")
         return e.pointwise("aten.where.self", condition, grad, dtype=grad.dtype)
 
-    e.record("WhereBackward0", out, [a, b], [Formula((1,), gradient), Formula((0,), gradient)], [condition])
-    return out
+    return e.record("WhereBackward0", out, [a, b], [Formula((1,), gradient), Formula((0,), gradient)], [condition])
 
 
 @rule("masked_fill", kinds=("masking",))
@@ -86,8 +85,7 @@ def masked_fill(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.empty(shape, grad_of(grads).dtype, kernel="aten.masked_fill.Scalar")
 
-    e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
-    return out
+    return e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
 
 
 @rule("masked_fill_", kinds=("masking",))
@@ -95,8 +93,7 @@ def masked_fill_(e: Eager, self: Tensor, mask: Tensor, value: Any) -> Tensor:
     """In place; saves the mask; the gradient is one masked copy."""
     out = inplace(e, self, "aten.masked_fill_.Scalar")
     gradient = gradient_like(self, "aten.masked_fill.Scalar")
-    e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
-    return out
+    return e.record("MaskedFillBackward0", out, [self], [Formula((0,), gradient)], [mask])
 
 
 def _compared(name: str, mirrored: str) -> Translation:

@@ -29,8 +29,7 @@ def _pooled(
 ) -> Tensor:
     out = e.empty(shape, input.dtype, kernel=f"torchvision.{name}.default")
     gradient = gradient_like(input, f"torchvision._{name}_backward.default")
-    e.record(f"{name}_backward", out, [input], [Formula((0,), gradient)], [rois, *extras])
-    return out
+    return e.record(f"{name}_backward", out, [input], [Formula((0,), gradient)], [rois, *extras])
 
 
 @rule("torchvision::roi_align", autocast="float32")
@@ -79,5 +78,4 @@ def deform_conv2d(
         e.kernel("torchvision._deform_conv2d_backward.default")
         return [e.empty(t.shape, t.dtype) for t in tensors]
 
-    e.record("DeformConv2dFunction", out, tensors, [Formula((0, 1, 2, 3, 4), gradients)], tensors)
-    return out
+    return e.record("DeformConv2dFunction", out, tensors, [Formula((0, 1, 2, 3, 4), gradients)], tensors)

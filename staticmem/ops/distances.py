@@ -49,8 +49,7 @@ def cdist(e: Eager, x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | 
         return e.empty((*batch, *x2.shape[-2:]), x2.dtype, kernel="aten._cdist_backward.default")
 
     formulas = [Formula((0,), by_first), Formula((1,), by_second)]
-    e.record("CdistBackward0", out, [x1, x2], formulas, [x1, x2, out])
-    return out
+    return e.record("CdistBackward0", out, [x1, x2], formulas, [x1, x2, out])
 
 
 def _by_product(x1: Tensor, x2: Tensor, out: Tensor) -> Callable[..., Any]:
@@ -94,8 +93,7 @@ def dist(e: Eager, self: Tensor, other: Tensor, p: float = 2) -> Tensor:
         return slope(e, grads)
 
     formulas = [Formula((1,), by_other), Formula((0,), by_self)]
-    e.record("DistBackward0", out, [self, other], formulas, [self, other, out])
-    return out
+    return e.record("DistBackward0", out, [self, other], formulas, [self, other, out])
 
 
 @rule("pairwise_distance")

@@ -70,8 +70,7 @@ def grouped_mm(
 
     saves = [mat2 if e.needs_grad(self) else None, offs, self if e.needs_grad(mat2) else None]
     formulas = [Formula((1,), by_second), Formula((0,), by_first)]
-    e.record("GroupedMmBackward0", out, [self, mat2], formulas, saves)
-    return out
+    return e.record("GroupedMmBackward0", out, [self, mat2], formulas, saves)
 
 
 @rule("transformers::grouped_mm_fallback")
@@ -84,8 +83,7 @@ def grouped_mm_fallback(e: Eager, input: Tensor, weight: Tensor, offs: Tensor) -
         e.kernel("transformers.grouped_mm_fallback_backward.default")
         return [e.empty_like(input), e.empty_like(weight)]
 
-    e.record("grouped_mm_fallback", out, [input, weight], [Formula((0, 1), gradients)], [input, weight])
-    return out
+    return e.record("grouped_mm_fallback", out, [input, weight], [Formula((0, 1), gradients)], [input, weight])
 
 
 @rule("torchtitan::deterministic_scatter_add")
@@ -98,8 +96,7 @@ def deterministic_scatter_add(e: Eager, out: Tensor, index: Tensor, src: Tensor)
         grad = grad_of(grads)
         return [grad, e.empty(index.shape, grad.dtype, kernel="aten.gather.default")]
 
-    e.record("deterministic_scatter_add", result, [out, src], [Formula((0, 1), gradients)], [index])
-    return result
+    return e.record("deterministic_scatter_add", result, [out, src], [Formula((0, 1), gradients)], [index])
 
 
 # -- rows that go to other ranks (`passes.requested.expert_parallel`) ---------------------------------------------
@@ -119,8 +116,7 @@ def all_to_all(e: Eager, rows: Tensor, times: int, per: int) -> Tensor:
         contiguous(e, grad_of(grads))
         return e.empty(rows.shape, rows.dtype, kernel=ALL_TO_ALL)
 
-    e.record("all_to_all_single", out, [rows], [Formula((0,), gradient)])
-    return out
+    return e.record("all_to_all_single", out, [rows], [Formula((0,), gradient)])
 
 
 @rule("staticmem::exchanged_counts")

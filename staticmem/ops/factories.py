@@ -149,8 +149,7 @@ def fill_(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
 def bernoulli(e: Eager, self: Tensor, *args: Any, **_: Any) -> Tensor:
     """A new tensor; its gradient is zeros."""
     out = e.empty_like(self, kernel="aten.bernoulli.default")
-    e.record("BernoulliBackward0", out, [self], [Formula((0,), zeros)])
-    return out
+    return e.record("BernoulliBackward0", out, [self], [Formula((0,), zeros)])
 
 
 @rule("multinomial")

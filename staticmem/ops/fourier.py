@@ -34,8 +34,7 @@ def _as_real(tensor: Tensor) -> tuple[layout.Shape, layout.Strides]:
 def _view(e: Eager, out: Tensor, self: Tensor, node: str, gradient: Any) -> Tensor:
     """A view of another element type that autograd knows."""
     out.base = self.base if self.base is not None else self
-    e.record(node, out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record(node, out, [self], [Formula((0,), gradient)])
 
 
 def _retyped(tensor: Tensor, shape: layout.Shape, strides: layout.Strides, dtype: DType) -> Tensor:
@@ -93,8 +92,7 @@ def complex(e: Eager, real: Tensor, imag: Tensor) -> Tensor:
         return _retyped(grad, grad.shape, tuple(2 * s for s in grad.strides), real.dtype)
 
     saves = [t if e.needs_grad(t) else None for t in (real, imag)]
-    e.record("ComplexBackward0", out, [real, imag], [Formula((0,), part), Formula((1,), part)], saves)
-    return out
+    return e.record("ComplexBackward0", out, [real, imag], [Formula((0,), part), Formula((1,), part)], saves)
 
 
 @rule("polar")
@@ -115,8 +113,7 @@ def polar(e: Eager, abs: Tensor, angle: Tensor) -> Tensor:
 
         return times_conjugate("aten.sgn.default"), times_conjugate("aten.mul.Scalar")
 
-    e.record("PolarBackward0", out, [abs, angle], [Formula((0, 1), gradients)], [out])
-    return out
+    return e.record("PolarBackward0", out, [abs, angle], [Formula((0, 1), gradients)], [out])
 
 
 @rule("angle")
@@ -139,8 +136,7 @@ def angle(e: Eager, self: Tensor) -> Tensor:
         e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
         return e.pointwise("aten.where.self", scaled, dtype=self.dtype)
 
-    e.record("AngleBackward0", out, [self], [Formula((0,), gradient)], [self])
-    return out
+    return e.record("AngleBackward0", out, [self], [Formula((0,), gradient)], [self])
 
 
 Axes = tuple[int, ...]
@@ -166,8 +162,7 @@ def c2c(e: Eager, self: Tensor, axes: Axes) -> Tensor:
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.empty(self.shape, self.dtype, _strides(self.shape, axes), "aten._fft_c2c.default")
 
-    e.record("FftC2CBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("FftC2CBackward0", out, [self], [Formula((0,), gradient)])
 
 
 def _real_strides(shape: layout.Shape, axes: Axes) -> layout.Strides:
@@ -193,8 +188,7 @@ def r2c(e: Eager, self: Tensor, axes: Axes, onesided: bool, conjugated: bool = F
                 e.free(copy)
         return e.empty(self.shape, dtype, _strides(self.shape, axes), "aten._fft_c2c.default")
 
-    e.record("FftR2CBackward0", out, [self], [Formula((0,), gradient)], [self])
-    return out
+    return e.record("FftR2CBackward0", out, [self], [Formula((0,), gradient)], [self])
 
 
 def c2r(e: Eager, self: Tensor, axes: Axes, size: int) -> Tensor:
@@ -205,8 +199,7 @@ def c2r(e: Eager, self: Tensor, axes: Axes, size: int) -> Tensor:
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.empty(self.shape, self.dtype, _strides(self.shape, axes), "aten._fft_r2c.default")
 
-    e.record("FftC2RBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("FftC2RBackward0", out, [self], [Formula((0,), gradient)])
 
 
 def _resized(e: Eager, self: Tensor, axes: Axes, sizes: Sequence[int]) -> Tensor:

@@ -39,8 +39,7 @@ def embedding(
         e.reads(Indices(indices.numel))
         return weight_grad
 
-    e.record("EmbeddingBackward0", out, [weight], [Formula((0,), gradient)], [indices])
-    return out
+    return e.record("EmbeddingBackward0", out, [weight], [Formula((0,), gradient)], [indices])
 
 
 _SORTS_ABOVE = 3072  # indices; aten/src/ATen/native/cuda/Embedding.cu: up to here one kernel without a sort
@@ -97,14 +96,13 @@ def index(e: Eager, self: Tensor, indices: Sequence[Tensor | None], *, size: int
     rest = [s for i, s in enumerate(self.shape) if i not in used]
     at = used[0] if adjacent else 0
     out = e.empty((*rest[:at], *picked, *rest[at:]), self.dtype, kernel="aten.index.Tensor")
-    e.record(
+    return e.record(
         "IndexBackward0",
         out,
         [self],
         [Formula((0,), gradient_like(self, "aten.new_zeros.default"))],
         [t for _, t in given],
     )
-    return out
 
 
 @rule("_unsafe_index", kinds=("lookup",))
@@ -137,8 +135,7 @@ def gather(e: Eager, self: Tensor, dim: int, index: Tensor, sparse_grad: bool = 
     """Saves its input and the index; backward scatters into zeros of the input's size."""
     out = e.empty(index.shape, self.dtype, kernel="aten.gather.default")
     formula = Formula((0,), gradient_like(self, "aten.new_zeros.default"))
-    e.record("GatherBackward0", out, [self], [formula], [self, index])
-    return out
+    return e.record("GatherBackward0", out, [self], [formula], [self, index])
 
 
 @rule("take", kinds=("lookup",))
@@ -149,8 +146,7 @@ def take(e: Eager, self: Tensor, index: Tensor) -> Tensor:
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.empty_like(self, kernel="aten.zeros_like.default")
 
-    e.record("TakeBackward0", out, [self], [Formula((0,), gradient)], [self, index])
-    return out
+    return e.record("TakeBackward0", out, [self], [Formula((0,), gradient)], [self, index])
 
 
 @rule("take_along_dim", kinds=("lookup",))
@@ -173,8 +169,7 @@ def tril(e: Eager, self: Tensor, diagonal: int = 0) -> Tensor:
     """A new contiguous tensor; so is its gradient."""
     out = e.empty(self.shape, self.dtype, kernel="aten.tril.default")
     gradient = gradient_like(self, "aten.tril.default")
-    e.record("TrilBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("TrilBackward0", out, [self], [Formula((0,), gradient)])
 
 
 @rule("tril_ triu_")
@@ -182,8 +177,7 @@ def tril_(e: Eager, self: Tensor, diagonal: int = 0) -> Tensor:
     """In place; the gradient is a new contiguous tensor."""
     out = inplace(e, self, "aten.tril_.default")
     gradient = gradient_like(self, "aten.tril.default")
-    e.record("TrilBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("TrilBackward0", out, [self], [Formula((0,), gradient)])
 
 
 @rule("diff")
@@ -233,8 +227,7 @@ def masked_select(e: Eager, self: Tensor, mask: Tensor, *, size: int | None = No
         e.kernel("aten.masked_scatter_.default")
         return zeros
 
-    e.record("MaskedSelectBackward0", out, [self], [Formula((0,), gradient)], [self, mask])
-    return out
+    return e.record("MaskedSelectBackward0", out, [self], [Formula((0,), gradient)], [self, mask])
 
 
 def masked_index(e: Eager, self: Tensor, indices: Sequence[Tensor | None], size: int | None) -> list[Tensor | None]:

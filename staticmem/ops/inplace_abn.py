@@ -47,8 +47,7 @@ def inplace_abn(
         return e.alias(by_input, out.shape, out.strides), by_weight, by_bias
 
     saves = [out, variance, count, weight, bias]
-    e.record("InPlaceABNBackward", out, [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
-    return out
+    return e.record("InPlaceABNBackward", out, [input, weight, bias], [Formula((0, 1, 2), gradients)], saves)
 
 
 def _update(e: Eager, channels: tuple[int, ...], statistic: dtypes.DType) -> None:

@@ -50,8 +50,7 @@ def cat(e: Eager, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
                 results.append(e.to_dtype(e.alias(grad, tensor.shape, grad.strides), tensor.dtype))
         return results
 
-    e.record("CatBackward0", out, given, [Formula(tuple(range(len(given))), gradients)])
-    return out
+    return e.record("CatBackward0", out, given, [Formula(tuple(range(len(given))), gradients)])
 
 
 @rule("pad_sequence")
@@ -87,8 +86,7 @@ def stack(e: Eager, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
         strides = grad.strides[:axis] + grad.strides[axis + 1 :]
         return [e.alias(grad, t.shape, strides) if wanted else None for t, wanted in zip(tensors, need, strict=True)]
 
-    e.record("StackBackward0", out, list(tensors), [Formula(tuple(range(len(tensors))), gradients)])
-    return out
+    return e.record("StackBackward0", out, list(tensors), [Formula(tuple(range(len(tensors))), gradients)])
 
 
 def _stacked(dims: int, axis: int) -> Callable[..., Tensor]:
@@ -147,8 +145,7 @@ def _split(e: Eager, self: Tensor, sizes: Sequence[int], axis: int) -> list[Tens
         strides = layout.channels_last_strides(self.shape) if last else None
         return e.empty(self.shape, dtype, strides, "aten.cat.default")
 
-    e.record("SplitBackward0", outs, [self], [Formula((0,), gradient)])
-    return outs
+    return e.record("SplitBackward0", outs, [self], [Formula((0,), gradient)])
 
 
 @rule("split unsafe_split split_with_sizes unsafe_split_with_sizes", kinds=("split", "view"))
@@ -201,8 +198,7 @@ def unbind(e: Eager, self: Tensor, dim: int = 0) -> list[Tensor]:
                 e.empty((), dtype, kernel="aten.zeros.default")
         return e.empty(self.shape, dtype, kernel="aten.stack.default")
 
-    e.record("UnbindBackward0", outs, [self], [Formula((0,), gradient)])
-    return outs
+    return e.record("UnbindBackward0", outs, [self], [Formula((0,), gradient)])
 
 
 @translation("Concat")

@@ -81,8 +81,7 @@ def mm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     out = e.empty((self.shape[0], mat2.shape[1]), self.dtype, kernel="aten.mm.default")
     saves = [mat2 if e.needs_grad(self) else None, self if e.needs_grad(mat2) else None]
     formulas = [Formula((1,), _factor(mat2)), Formula((0,), _factor(self))]
-    e.record("MmBackward0", out, [self, mat2], formulas, saves)
-    return out
+    return e.record("MmBackward0", out, [self, mat2], formulas, saves)
 
 
 def _scaled(formula: Any, factor: Any) -> Any:
@@ -103,8 +102,7 @@ def addmm(e: Eager, self: Tensor, mat1: Tensor, mat2: Tensor, beta: Any = 1, alp
     out = e.empty((mat1.shape[0], mat2.shape[1]), mat1.dtype, kernel="aten.addmm.default")
     saves = [mat1 if e.needs_grad(mat2) else None, mat2 if e.needs_grad(mat1) else None]
     products = [Formula((1,), _scaled(_factor(mat1), alpha)), Formula((2,), _scaled(_factor(mat2), alpha))]
-    e.record("AddmmBackward0", out, [self, mat1, mat2], [*products, Formula((0,), _scaled(same, beta))], saves)
-    return out
+    return e.record("AddmmBackward0", out, [self, mat1, mat2], [*products, Formula((0,), _scaled(same, beta))], saves)
 
 
 @rule("mv", kinds=("product",), autocast="half", flops=product_flops(0))
@@ -114,8 +112,7 @@ def mv(e: Eager, self: Tensor, vec: Tensor) -> Tensor:
         raise ValueError(f"cannot multiply {list(self.shape)} by {list(vec.shape)}")
     out = e.empty((self.shape[0],), self.dtype, kernel="aten.mv.default")
     saves = [self if e.needs_grad(vec) else None, vec if e.needs_grad(self) else None]
-    e.record("MvBackward0", out, [self, vec], [Formula((0,), _filled(self)), Formula((1,), _filled(vec))], saves)
-    return out
+    return e.record("MvBackward0", out, [self, vec], [Formula((0,), _filled(self)), Formula((1,), _filled(vec))], saves)
 
 
 def _filled(like: Tensor) -> Any:
@@ -133,8 +130,7 @@ def addmv(e: Eager, self: Tensor, mat: Tensor, vec: Tensor, beta: Any = 1, alpha
     out = e.empty((mat.shape[0],), mat.dtype, kernel="aten.addmv.default")
     saves = [mat if e.needs_grad(vec) else None, vec if e.needs_grad(mat) else None]
     products = [Formula((1,), _scaled(_filled(mat), alpha)), Formula((2,), _scaled(_filled(vec), alpha))]
-    e.record("AddmvBackward0", out, [self, mat, vec], [*products, Formula((0,), _scaled(same, beta))], saves)
-    return out
+    return e.record("AddmvBackward0", out, [self, mat, vec], [*products, Formula((0,), _scaled(same, beta))], saves)
 
 
 @rule("outer", aliases="ger")
@@ -150,8 +146,7 @@ def bmm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     out = e.empty((self.shape[0], self.shape[1], mat2.shape[2]), self.dtype, kernel="aten.bmm.default")
     saves = [mat2 if e.needs_grad(self) else None, self if e.needs_grad(mat2) else None]
     by_self, by_mat2 = (gradient_like(factor, "aten.bmm.default") for factor in (self, mat2))
-    e.record("BmmBackward0", out, [self, mat2], [Formula((1,), by_mat2), Formula((0,), by_self)], saves)
-    return out
+    return e.record("BmmBackward0", out, [self, mat2], [Formula((1,), by_mat2), Formula((0,), by_self)], saves)
 
 
 @rule("baddbmm", kinds=("product",), autocast="half", flops=product_flops(1))
@@ -162,8 +157,7 @@ def baddbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 
     saves = [batch1 if e.needs_grad(batch2) else None, batch2 if e.needs_grad(batch1) else None]
     by_1, by_2 = (_scaled(gradient_like(factor, "aten.bmm.default"), alpha) for factor in (batch1, batch2))
     formulas = [Formula((1,), by_1), Formula((2,), by_2), Formula((0,), _scaled(same, beta))]
-    e.record("BaddbmmBackward0", out, [self, batch1, batch2], formulas, saves)
-    return out
+    return e.record("BaddbmmBackward0", out, [self, batch1, batch2], formulas, saves)
 
 
 @rule("linear", kinds=("product",), autocast="half", flops=product_flops(0))
@@ -210,8 +204,7 @@ def _dot(e: Eager, self: Tensor, other: Tensor) -> Tensor:
     out = e.empty((), self.dtype, kernel="aten.dot.default")
     saves = [other if e.needs_grad(self) else None, self if e.needs_grad(other) else None]
     formulas = [Formula((0,), times(other)), Formula((1,), times(self))]
-    e.record("DotBackward0", out, [self, other], formulas, saves)
-    return out
+    return e.record("DotBackward0", out, [self, other], formulas, saves)
 
 
 def _should_fold(e: Eager, self: Tensor, other: Tensor) -> bool:
@@ -298,8 +291,7 @@ def addbmm(e: Eager, self: Tensor, batch1: Tensor, batch2: Tensor, beta: Any = 1
 
     formulas = [Formula((1,), by(batch1)), Formula((2,), by(batch2)), Formula((0,), by_self)]
     saves = [batch1 if e.needs_grad(batch2) else None, batch2 if e.needs_grad(batch1) else None]
-    e.record("AddbmmBackward0", out, [self, batch1, batch2], formulas, saves)
-    return out
+    return e.record("AddbmmBackward0", out, [self, batch1, batch2], formulas, saves)
 
 
 def named_weight(ctx: Context, name: str) -> bool:

@@ -45,8 +45,7 @@ def _pair_loss(e: Eager, self: Tensor, target: Tensor, reduction: int, name: str
         return gradient
 
     formulas = [Formula((0,), by(self)), Formula((1,), by(target))]
-    e.record(f"{name.title().replace('_', '')}Backward0", out, [self, target], formulas, [self, target])
-    return out
+    return e.record(f"{name.title().replace('_', '')}Backward0", out, [self, target], formulas, [self, target])
 
 
 @rule("mse_loss", autocast="float32")
@@ -78,8 +77,7 @@ def binary_cross_entropy(
         return e.empty_like(self, kernel="aten.binary_cross_entropy_backward.default")
 
     saves = [self, target, weight]
-    e.record("BinaryCrossEntropyBackward0", out, [self], [Formula((0,), gradient)], saves)
-    return out
+    return e.record("BinaryCrossEntropyBackward0", out, [self], [Formula((0,), gradient)], saves)
 
 
 @scoped
@@ -90,8 +88,7 @@ def _nll(e: Eager, log_probs: Tensor, target: Tensor, weight: Tensor | None, red
     total = e.empty((), log_probs.dtype)
     gradient = gradient_like(log_probs, name.replace("forward", "backward.default"), log_probs.dtype)
     saves = [log_probs, target, weight, total]
-    e.record("NllLossBackward0", out, [log_probs], [Formula((0,), gradient)], saves)
-    return out
+    return e.record("NllLossBackward0", out, [log_probs], [Formula((0,), gradient)], saves)
 
 
 @rule("nll_loss_nd nll_loss nll_loss2d", autocast="float32")
@@ -240,8 +237,7 @@ def binary_cross_entropy_with_logits(
         return result
 
     saves = [self, target, weight, pos_weight]
-    e.record("BinaryCrossEntropyWithLogitsBackward0", out, [self], [Formula((0,), gradient)], saves)
-    return out
+    return e.record("BinaryCrossEntropyWithLogitsBackward0", out, [self], [Formula((0,), gradient)], saves)
 
 
 @rule("soft_margin_loss", autocast="float32")
@@ -263,8 +259,7 @@ def soft_margin_loss(e: Eager, self: Tensor, target: Tensor, reduction: int = 1)
         e.free(exponential)
         return result
 
-    e.record("SoftMarginLossBackward0", out, [self], [Formula((0,), gradient)], [self, target])
-    return out
+    return e.record("SoftMarginLossBackward0", out, [self], [Formula((0,), gradient)], [self, target])
 
 
 @rule("poisson_nll_loss", autocast="float32")

@@ -297,8 +297,7 @@ def rms_norm(
         by_weight = e.empty(weight.shape, weight.dtype) if weight is not None and need[1] else None
         return by_input, by_weight
 
-    e.record("FusedRmsNormBackward0", out, [input, weight], [Formula((0, 1), gradients)], [input, weight, stat])
-    return out
+    return e.record("FusedRmsNormBackward0", out, [input, weight], [Formula((0, 1), gradients)], [input, weight, stat])
 
 
 @scoped
@@ -327,8 +326,7 @@ def weight_norm(e: Eager, v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
         e.kernel("aten._weight_norm_interface_backward.default")
         return e.empty_like(v), e.empty_like(g)
 
-    e.record("WeightNormInterfaceBackward0", out, [v, g], [Formula((0, 1), gradients)], [g, v, norms])
-    return out
+    return e.record("WeightNormInterfaceBackward0", out, [v, g], [Formula((0, 1), gradients)], [g, v, norms])
 
 
 def _norm_except(e: Eager, v: Tensor, dim: int) -> Tensor:

@@ -35,5 +35,4 @@ def own_backward(
         return of_inputs
 
     formula = Formula(tuple(range(len(inputs))), gradients)
-    e.record("backward of a custom function", named, list(inputs), [formula], [*saved])
-    return named
+    return e.record("backward of a custom function", named, list(inputs), [formula], [*saved])

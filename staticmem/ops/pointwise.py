@@ -181,15 +181,13 @@ def define_unary(row: Unary, kinds: tuple[Kind, ...] = ()) -> None:
 
     def out_of_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         out = e.pointwise(f"aten.{row.name}.default", self, dtype=row.result(self.dtype))
-        e.record(row.node, out, [self], [formula(self, out)], [{"self": self, "result": out, "": None}[saves]])
-        return out
+        return e.record(row.node, out, [self], [formula(self, out)], [{"self": self, "result": out, "": None}[saves]])
 
     def in_place(e: Eager, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         original = clone_for_backward(e, self, self) if saved_in_place == "self" else None
         out = inplace(e, self, f"aten.{row.name}_.default")
         saved = {"self": original, "result": out, "": None}[saved_in_place]
-        e.record(row.node, out, [self], [formula(original or self, out)], [saved])
-        return out
+        return e.record(row.node, out, [self], [formula(original or self, out)], [saved])
 
     needs = {"self": "its input", "result": "its result", "": "nothing"}[saves]
     kernels = ", ".join(run) or "nothing"

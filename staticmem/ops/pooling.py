@@ -85,10 +85,9 @@ def avg_pool(
     rank = self.ndim - 2 if isinstance(kernel_size, int) else len(tuple(kernel_size))
     shape = _pool_shape(self, rank, kernel_size, stride, padding, 1, ceil_mode)
     out = _formatted(e, shape, self, self.dtype, f"aten.avg_pool{rank}d.default")
-    e.record(
+    return e.record(
         "AvgPool2DBackward0", out, [self], [_full_gradient(self, f"aten.avg_pool{rank}d_backward.default")], [self]
     )
-    return out
 
 
 def _full_gradient(self: Tensor, kernel: str) -> Formula:

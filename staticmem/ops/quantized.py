@@ -170,8 +170,7 @@ def matmul_n_bits(e: Eager, a: Tensor, b: Tensor, *_: Tensor | None, columns: in
     """Saves the packed weight for the gradient of the input; the weight has none."""
     out = e.empty((*a.shape[:-1], columns), a.dtype, kernel="com.microsoft.MatMulNBits")
     gradient = gradient_like(a, "com.microsoft.MatMulNBits", a.dtype)
-    e.record("MatMulNBitsBackward", out, [a], [Formula((0,), gradient)], [b])
-    return out
+    return e.record("MatMulNBitsBackward", out, [a], [Formula((0,), gradient)], [b])
 
 
 def _quantized_sizes(node: Node, x: Shape, *_: Shape | None) -> Results:

@@ -41,8 +41,7 @@ def repeat(e: Eager, self: Tensor, repeats: Any) -> Tensor:
         reshape_raw(e, grad, tuple(split))
         return e.empty(self.shape, grad.dtype, kernel="aten.sum.dim_IntList")
 
-    e.record("RepeatBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("RepeatBackward0", out, [self], [Formula((0,), gradient)])
 
 
 @rule("repeat_interleave")
@@ -71,8 +70,7 @@ def flip(e: Eager, self: Tensor, dims: Any) -> Tensor:
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.empty_like(grad_of(grads), kernel="aten.flip.default")
 
-    e.record("FlipBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("FlipBackward0", out, [self], [Formula((0,), gradient)])
 
 
 @rule("rot90")
@@ -93,8 +91,7 @@ def rot90(e: Eager, self: Tensor, k: int = 1, dims: Any = (0, 1)) -> Tensor:
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return turned(e, grad_of(grads))
 
-    e.record("Rot90Backward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("Rot90Backward0", out, [self], [Formula((0,), gradient)])
 
 
 @rule("roll")
@@ -112,15 +109,13 @@ def roll(e: Eager, self: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return rolled(e, grad_of(grads))
 
-    e.record("RollBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("RollBackward0", out, [self], [Formula((0,), gradient)])
 
 
 def _copied(e: Eager, self: Tensor, shape: tuple[int, ...], name: str, reverse: str) -> Tensor:
     out = e.empty(shape, self.dtype, kernel=f"aten.{name}.default")
     gradient = gradient_like(self, f"aten.{reverse}.default")
-    e.record(f"{name.title().replace('_', '')}Backward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record(f"{name.title().replace('_', '')}Backward0", out, [self], [Formula((0,), gradient)])
 
 
 @rule("pixel_shuffle", kinds=("enlarging",))
@@ -177,8 +172,7 @@ def constant_pad_nd(e: Eager, self: Tensor, pad: Any, value: Any = 0) -> Tensor:
         inner = e.alias(grad, self.shape, grad.strides)
         return e.empty_like(inner, kernel="aten.constant_pad_nd.default")
 
-    e.record("ConstantPadNdBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("ConstantPadNdBackward0", out, [self], [Formula((0,), gradient)])
 
 
 @rule("reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d")
@@ -186,8 +180,7 @@ def mirror_pad(e: Eager, self: Tensor, padding: Any) -> Tensor:
     """A new contiguous tensor, saves its input; backward makes one tensor of the input's size."""
     out = e.empty(_padded(self, padding), self.dtype, kernel="aten.reflection_pad2d.default")
     gradient = gradient_like(self, "aten.reflection_pad2d_backward.default", self.dtype)
-    e.record("ReflectionPad2DBackward0", out, [self], [Formula((0,), gradient)], [self])
-    return out
+    return e.record("ReflectionPad2DBackward0", out, [self], [Formula((0,), gradient)], [self])
 
 
 @rule("pad")

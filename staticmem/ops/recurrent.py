@@ -203,8 +203,7 @@ def gru_cell(
 
     inputs = [igates, hgates, hx, b_ih, b_hh]
     saves = [*inputs, workspace]  # the products and biases for a second derivative only, but kept in any case
-    e.record("ThnnFusedGruCellBackward0", hy, inputs, [Formula((0, 1, 2, 3, 4), gradients)], saves)
-    return hy
+    return e.record("ThnnFusedGruCellBackward0", hy, inputs, [Formula((0, 1, 2, 3, 4), gradients)], saves)
 
 
 def _simple(activation: str) -> Any:

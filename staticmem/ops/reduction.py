@@ -67,8 +67,7 @@ def mean(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.pointwise("aten.div.Scalar", expanded(e, grad_of(grads), self, axes, keepdim))
 
-    e.record("MeanBackward1", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("MeanBackward1", out, [self], [Formula((0,), gradient)])
 
 
 @rule("sum", kinds=("running",), autocast="float32_dtype")
@@ -84,8 +83,7 @@ def sum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: D
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return expanded(e, grad_of(grads), self, axes, keepdim)
 
-    e.record("SumBackward1", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("SumBackward1", out, [self], [Formula((0,), gradient)])
 
 
 @rule("any all")
@@ -109,8 +107,7 @@ def prod(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype: 
         ratio = e.pointwise("aten.div.Tensor", self)
         return e.pointwise("aten.mul.Tensor", ratio)
 
-    e.record("ProdBackward1", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
+    return e.record("ProdBackward1", out, [self], [Formula((0,), gradient)], [self, out])
 
 
 @rule("linalg_vector_norm", autocast="float32_dtype")
@@ -124,8 +121,7 @@ def vector_norm(
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return norm_gradient(e, grad_of(grads), self, out, ord, axes, keepdim)
 
-    e.record("LinalgVectorNormBackward0", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
+    return e.record("LinalgVectorNormBackward0", out, [self], [Formula((0,), gradient)], [self, out])
 
 
 def norm_gradient(
@@ -169,8 +165,7 @@ def nansum(e: Eager, self: Tensor, dim: Any = None, keepdim: bool = False, dtype
         mask = e.pointwise("aten.logical_not.default", nan, dtype=dtypes.bool_)
         return e.pointwise("aten.mul.Tensor", kept(e, grad_of(grads), self, axes, keepdim), mask)
 
-    e.record("NansumBackward0", out, [self], [Formula((0,), gradient)], [self])
-    return out
+    return e.record("NansumBackward0", out, [self], [Formula((0,), gradient)], [self])
 
 
 @rule("count_nonzero")
@@ -215,10 +210,9 @@ def _one(e: Eager, self: Tensor, dim: Any, keepdim: bool, std: bool) -> Tensor:
         grad = kept(e, grads[0], self, axes, keepdim)
         return _std_gradient(e, grad, self, out, axes, keepdim) if std else _var_gradient(e, grad, self, axes)
 
-    e.record(
+    return e.record(
         "StdBackward0" if std else "VarBackward0", out, [self], [Formula((0,), gradient)], [self, out if std else None]
     )
-    return out
 
 
 @rule("var")
@@ -254,8 +248,7 @@ def _two(e: Eager, self: Tensor, dim: Any, keepdim: bool, std: bool) -> tuple[Te
         return by_spread if by_mean is None else by_mean
 
     name = "StdMeanBackward0" if std else "VarMeanBackward0"
-    e.record(name, outs, [self], [Formula((0,), gradient)], [self, outs[0] if std else None])
-    return outs
+    return e.record(name, outs, [self], [Formula((0,), gradient)], [self, outs[0] if std else None])
 
 
 @rule("var_mean")

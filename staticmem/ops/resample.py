@@ -30,8 +30,7 @@ def _upsample(
         like = layout.channels_last_strides(input.shape) if input.prefers_channels_last and suggested else None
         return e.empty(input.shape, input.dtype, like, f"aten.{name}_backward.default")
 
-    e.record("UpsampleBackward1", out, [input], [Formula((0,), gradient)])
-    return out
+    return e.record("UpsampleBackward1", out, [input], [Formula((0,), gradient)])
 
 
 def _resampling(name: str) -> None:
@@ -66,8 +65,7 @@ def grid_sampler(e: Eager, input: Tensor, grid: Tensor, *_: Any) -> Tensor:
         by_input = e.empty(input.shape, input.dtype) if need[0] else None
         return by_input, e.empty(grid.shape, grid.dtype)
 
-    e.record("GridSampler2DBackward0", out, [input, grid], [Formula((0, 1), gradients)], [grid, input])
-    return out
+    return e.record("GridSampler2DBackward0", out, [input, grid], [Formula((0, 1), gradients)], [grid, input])
 
 
 @rule("affine_grid_generator")
@@ -96,8 +94,7 @@ def affine_grid_generator(e: Eager, theta: Tensor, size: Any, align_corners: boo
         shape, (batch, row, column) = (n, len(spatial), len(spatial) + 1), product.strides
         return e.alias(product, shape, (batch, column, row))
 
-    e.record("AffineGridGeneratorBackward0", out, [theta], [Formula((0,), gradient)])
-    return out
+    return e.record("AffineGridGeneratorBackward0", out, [theta], [Formula((0,), gradient)])
 
 
 _LINEAR = {1: "linear1d", 2: "bilinear2d", 3: "trilinear3d"}

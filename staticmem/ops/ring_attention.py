@@ -129,8 +129,7 @@ class _Ring:
 
         name = f"ScaledDotProduct{self.kernel.title()}AttentionBackward0"
         formulas = [Formula((0, 1, 2), gradients)]
-        e.record(name, out, [query, key, value], formulas, [query, key, value, out, *extras])
-        return out
+        return e.record(name, out, [query, key, value], formulas, [query, key, value, out, *extras])
 
     # -- what forward and backward have in common ----------------------------------------------------------------
 

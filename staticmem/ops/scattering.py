@@ -86,7 +86,7 @@ for _row in TABLE:
 
 def _record_put(
     e: Eager, out: Tensor, self: Tensor, indices: Sequence[Tensor | None], values: Tensor, add: bool
-) -> None:
+) -> Tensor:
     count = Indices(max([t.numel for t in indices if t is not None], default=0))
 
     def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
@@ -102,7 +102,7 @@ def _record_put(
         return e.empty((*picked, *rest), grad_of(grads).dtype, kernel="aten.index.Tensor")
 
     formulas = [Formula((0,), same if add else by_self), Formula((1,), by_values)]
-    e.record("IndexPutBackward0", out, [self, values], formulas, indices)
+    return e.record("IndexPutBackward0", out, [self, values], formulas, indices)
 
 
 @rule("index_put")
@@ -111,8 +111,7 @@ def index_put(
 ) -> Tensor:
     """Saves the indices; the old value's gradient is a copy with zeros put in, that of the values an index of it."""
     out = e.empty_like(self, kernel="aten.index_put.default")
-    _record_put(e, out, self, indices, values, accumulate)
-    return out
+    return _record_put(e, out, self, indices, values, accumulate)
 
 
 @rule("index_put_", kinds=("assignment",))
@@ -121,8 +120,7 @@ def index_put_(
 ) -> Tensor:
     """In place, else as `index_put`."""
     out = inplace(e, self, "aten.index_put_.default")
-    _record_put(e, out, self, indices, values, accumulate)
-    return out
+    return _record_put(e, out, self, indices, values, accumulate)
 
 
 @workspace("aten.index_put.default aten.index_put_.default", results=0)
@@ -134,29 +132,29 @@ def index_put_sort(call: KernelCall) -> list[Temporary]:
     return [Temporary(exactly(4 * dtypes.int64.itemsize * call.indices), "index_put: sort", held=False)]
 
 
-def _record_masked_scatter(e: Eager, out: Tensor, self: Tensor, mask: Tensor, source: Tensor) -> None:
+def _record_masked_scatter(e: Eager, out: Tensor, self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     by_self = gradient_like(out, "aten.masked_fill.Scalar")
     by_source = gradient_like(source, "aten.masked_scatter_backward.default")
-    e.record("MaskedScatterBackward0", out, [self, source], [Formula((0,), by_self), Formula((1,), by_source)], [mask])
+    return e.record(
+        "MaskedScatterBackward0", out, [self, source], [Formula((0,), by_self), Formula((1,), by_source)], [mask]
+    )
 
 
 @rule("masked_scatter")
 def masked_scatter(e: Eager, self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Saves the mask; one masked copy for the old value; the selected gradient, padded to the source's size."""
     out = e.empty(layout.broadcast_shapes(self.shape, mask.shape), self.dtype, kernel="aten.masked_scatter.default")
-    _record_masked_scatter(e, out, self, mask, source)
-    return out
+    return _record_masked_scatter(e, out, self, mask, source)
 
 
 @rule("masked_scatter_")
 def masked_scatter_(e: Eager, self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """In place, else as `masked_scatter`."""
     out = inplace(e, self, "aten.masked_scatter_.default")
-    _record_masked_scatter(e, out, self, mask, source)
-    return out
+    return _record_masked_scatter(e, out, self, mask, source)
 
 
-def _record_window(e: Eager, out: Tensor, self: Tensor, src: Tensor, window: Any) -> None:
+def _record_window(e: Eager, out: Tensor, self: Tensor, src: Tensor, window: Any) -> Tensor:
     def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         grad = grad_of(grads)
         e.empty(src.shape, grad.dtype, kernel="aten.zeros.default")
@@ -166,7 +164,7 @@ def _record_window(e: Eager, out: Tensor, self: Tensor, src: Tensor, window: Any
         grad = grad_of(grads)
         return e.alias(grad, src.shape, window(grad.strides))
 
-    e.record("SliceScatterBackward0", out, [self, src], [Formula((0,), by_self), Formula((1,), by_src)])
+    return e.record("SliceScatterBackward0", out, [self, src], [Formula((0,), by_self), Formula((1,), by_src)])
 
 
 @rule("slice_scatter")
@@ -176,10 +174,9 @@ def slice_scatter(
     """A copy; backward makes zeros and a copy for the old value, a view of the gradient for the slice."""
     axis = self.dim(dim)
     out = e.empty_like(self, kernel="aten.slice_scatter.default")
-    _record_window(
+    return _record_window(
         e, out, self, src, lambda strides: tuple(s * step if i == axis else s for i, s in enumerate(strides))
     )
-    return out
 
 
 @rule("select_scatter")
@@ -187,8 +184,7 @@ def select_scatter(e: Eager, self: Tensor, src: Tensor, dim: int, index: int) ->
     """A copy; backward makes zeros and a copy for the old value, a view of the gradient for the slice."""
     axis = self.dim(dim)
     out = e.empty_like(self, kernel="aten.select_scatter.default")
-    _record_window(e, out, self, src, lambda strides: strides[:axis] + strides[axis + 1 :])
-    return out
+    return _record_window(e, out, self, src, lambda strides: strides[:axis] + strides[axis + 1 :])
 
 
 @rule("diagonal_scatter")
@@ -201,17 +197,16 @@ def diagonal_scatter(e: Eager, self: Tensor, src: Tensor, offset: int = 0, dim1:
         rest = [s for i, s in enumerate(strides) if i not in (first, second)]
         return (*rest, strides[first] + strides[second])
 
-    _record_window(e, out, self, src, window)
-    return out
+    return _record_window(e, out, self, src, window)
 
 
-def _record_flat_put(e: Eager, out: Tensor, self: Tensor, index: Tensor, source: Tensor, add: bool) -> None:
+def _record_flat_put(e: Eager, out: Tensor, self: Tensor, index: Tensor, source: Tensor, add: bool) -> Tensor:
     def by_self(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         e.empty_like(source, kernel="aten.zeros_like.default")
         return e.empty_like(grad_of(grads), kernel="aten.put.default")
 
     formulas = [Formula((0,), same if add else by_self), Formula((1,), gradient_like(index, "aten.take.default"))]
-    e.record("PutBackward0", out, [self, source], formulas, [index, source if e.needs_grad(source) else None])
+    return e.record("PutBackward0", out, [self, source], formulas, [index, source if e.needs_grad(source) else None])
 
 
 @rule("put")
@@ -219,16 +214,14 @@ def put(e: Eager, self: Tensor, index: Tensor, source: Tensor, accumulate: bool 
     """Saves the index, and the source where it needs a gradient; the old value's gradient is a copy with zeros put in,
     that of the source its elements."""
     out = e.empty_like(self, kernel="aten.put.default")
-    _record_flat_put(e, out, self, index, source, accumulate)
-    return out
+    return _record_flat_put(e, out, self, index, source, accumulate)
 
 
 @rule("put_")
 def put_(e: Eager, self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """In place, else as `put`."""
     out = inplace(e, self, "aten.put_.default")
-    _record_flat_put(e, out, self, index, source, accumulate)
-    return out
+    return _record_flat_put(e, out, self, index, source, accumulate)
 
 
 @rule("scatter_reduce")
@@ -239,8 +232,7 @@ def scatter_reduce(
     A mean counts the elements, a maximum or minimum finds them again: up to seven tensors of their sizes. A product is
     reduced twice again, without the zeros of the input and of the source: up to twelve tensors."""
     out = e.empty_like(self, kernel="aten.scatter_reduce.two")
-    _record_scatter(e, out, self, self, index, src, (reduce, include_self))
-    return out
+    return _record_scatter(e, out, self, self, index, src, (reduce, include_self))
 
 
 @rule("scatter_reduce_")
@@ -250,17 +242,16 @@ def scatter_reduce_(
     """In place, on a clone that is saved where a gradient is needed; else as `scatter_reduce`."""
     original = clone_for_backward(e, self, self, src) or self
     out = inplace(e, self, "aten.scatter_reduce_.two")
-    _record_scatter(e, out, self, original, index, src, (reduce, include_self))
-    return out
+    return _record_scatter(e, out, self, original, index, src, (reduce, include_self))
 
 
 def _record_scatter(
     e: Eager, out: Tensor, self: Tensor, original: Tensor, index: Tensor, src: Tensor, how: tuple[str, bool]
-) -> None:
+) -> Tensor:
     """The node of a reduction of elements; `original` has what was in `self` before."""
     kernels = _Kernels("gather", "scatter_add", "scatter", "aten.scatter_reduce.two", True)
     formula = Formula((0, 1), _gradients_of_reduction(original, src, out, *how, kernels))
-    e.record("ScatterReduceBackward0", out, [self, src], [formula], [index, original, src, out])
+    return e.record("ScatterReduceBackward0", out, [self, src], [formula], [index, original, src, out])
 
 
 @rule("index_reduce")
@@ -271,8 +262,7 @@ def index_reduce(
     out = e.empty_like(self, kernel="aten.index_reduce.default")
     kernels = _Kernels("index_select", "index_add", "index_fill", "aten.index_reduce.default", False)
     formula = Formula((0, 1), _gradients_of_reduction(self, source, out, reduce, include_self, kernels))
-    e.record("IndexReduceBackward0", out, [self, source], [formula], [index, self, source, out])
-    return out
+    return e.record("IndexReduceBackward0", out, [self, source], [formula], [index, self, source, out])
 
 
 class _Kernels(NamedTuple):

@@ -57,8 +57,7 @@ def _softmax_result(e: Eager, self: Tensor, dtype: DType, kernel: str) -> Tensor
 
     # before 1.11 the input too (https://github.com/pytorch/pytorch/pull/65242)
     saves = [out] if e.torch >= (1, 11) else [self, out]
-    e.record("SoftmaxBackward0", out, [self], [Formula((0,), gradient)], saves)
-    return out
+    return e.record("SoftmaxBackward0", out, [self], [Formula((0,), gradient)], saves)
 
 
 @workspace(
@@ -93,8 +92,7 @@ def logsumexp(e: Eager, self: Tensor, dim: Any, keepdim: bool = False) -> Tensor
         exponential = e.pointwise("aten.exp.default", difference)
         return e.pointwise("aten.mul.Tensor", kept(e, grad_of(grads), self, axes, keepdim), exponential)
 
-    e.record("LogsumexpBackward0", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
+    return e.record("LogsumexpBackward0", out, [self], [Formula((0,), gradient)], [self, out])
 
 
 @rule("cumsum", kinds=("running",), autocast="float32_dtype")
@@ -112,8 +110,7 @@ def cumsum(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Tens
             grad = e.empty(grad.shape, grad.dtype, kernel=kernel)
         return grad
 
-    e.record("CumsumBackward0", out, [self], [Formula((0,), gradient)])
-    return out
+    return e.record("CumsumBackward0", out, [self], [Formula((0,), gradient)])
 
 
 @rule("cumprod", kinds=("running",), autocast="float32_dtype")
@@ -134,8 +131,7 @@ def cumprod(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Ten
             e.free(temporary)
         return e.pointwise("aten.div.Tensor", products[2], self)
 
-    e.record("CumprodBackward0", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
+    return e.record("CumprodBackward0", out, [self], [Formula((0,), gradient)], [self, out])
 
 
 @rule("logcumsumexp", autocast="float32")
@@ -168,8 +164,7 @@ def logcumsumexp(e: Eager, self: Tensor, dim: int) -> Tensor:
                 e.free(done)
         return e.pointwise("aten.sub.Tensor", *parts)
 
-    e.record("LogcumsumexpBackward0", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
+    return e.record("LogcumsumexpBackward0", out, [self], [Formula((0,), gradient)], [self, out])
 
 
 _SOFTMAX = {"Softmax": "aten::softmax.int", "LogSoftmax": "aten::log_softmax.int"}

@@ -55,8 +55,7 @@ def linalg_solve_triangular(
             of_a = e.empty_like(negated, kernel="aten.triu.default" if upper else "aten.tril.default")
         return [of_a, of_b if need[1] else None]
 
-    e.record("LinalgSolveTriangularBackward0", out, [self, B], [Formula((0, 1), gradients)], [self, out])
-    return out
+    return e.record("LinalgSolveTriangularBackward0", out, [self, B], [Formula((0, 1), gradients)], [self, out])
 
 
 @workspace(SVD, results=3)

@@ -38,8 +38,7 @@ def full_max(e: Eager, self: Tensor) -> Tensor:
         e.empty((), self.dtype, kernel="aten.div.Tensor")
         return e.pointwise("aten.mul.Tensor", mask, dtype=self.dtype)
 
-    e.record("MaxBackward1", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
+    return e.record("MaxBackward1", out, [self], [Formula((0,), gradient)], [self, out])
 
 
 @rule("amax amin")
@@ -55,8 +54,7 @@ def amax(e: Eager, self: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor
         share = e.pointwise("aten.div.Tensor", grad, count, dtype=self.dtype)
         return e.pointwise("aten.mul.Tensor", share, mask, dtype=self.dtype)
 
-    e.record("AmaxBackward0", out, [self], [Formula((0,), gradient)], [self, out])
-    return out
+    return e.record("AmaxBackward0", out, [self], [Formula((0,), gradient)], [self, out])
 
 
 def _select_values(
@@ -244,8 +242,7 @@ def bincount(
 def histc(e: Eager, self: Tensor, bins: int = 100, *_: Any, **__: Any) -> Tensor:
     """One number a bin; no gradient reaches the input."""
     out = e.empty((bins,), self.dtype, kernel="aten.histc.default")
-    e.record("HistcBackward0", out, [self], [])
-    return out
+    return e.record("HistcBackward0", out, [self], [])
 
 
 @translation("ArgMax", "ArgMin")

@@ -127,8 +127,7 @@ def sinc(e: Eager, self: Tensor) -> Tensor:
         mask = e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
         return e.pointwise("aten.where.self", mask, result, dtype=grad.dtype)
 
-    e.record("SincBackward0", out, [self], [Formula((0,), gradient)], [self])
-    return out
+    return e.record("SincBackward0", out, [self], [Formula((0,), gradient)], [self])
 
 
 @rule("positive resolve_neg")
@@ -165,8 +164,7 @@ def nan_to_num(e: Eager, self: Tensor, *_: Any, **__: Any) -> Tensor:
         e.close_scope(keep=[mask])
         return e.pointwise("aten.mul.Tensor", grad_of(grads), mask, dtype=self.dtype)
 
-    e.record("NanToNumBackward0", out, [self], [Formula((0,), gradient)], [self])
-    return out
+    return e.record("NanToNumBackward0", out, [self], [Formula((0,), gradient)], [self])
 
 
 @rule("bitwise_not")

@@ -43,8 +43,7 @@ def make_view(e: Eager, self: Tensor, shape: layout.Shape, strides: layout.Strid
     out.base = self.base if self.base is not None else self
     if not e.training:  # under no_grad, too, a view of a parameter says that it requires a gradient: matmul asks
         out.requires_grad = self.requires_grad
-    e.record(node, out, [self], [Formula((0,), formula)])
-    return out
+    return e.record(node, out, [self], [Formula((0,), formula)])
 
 
 def reshape_raw(e: Eager, tensor: Tensor, shape: layout.Shape) -> Tensor:
@@ -81,8 +80,7 @@ def unsafe_view(e: Eager, self: Tensor, size: Any) -> Tensor:
     """`_unsafe_view` of a temporary: shares its storage, but autograd does not take it for a view."""
     target = infer_size(size, self.numel)
     out = e.alias(self, target, layout.contiguous_strides(target))
-    e.record("UnsafeViewBackward0", out, [self], [Formula((0,), _reshape_back(self))])
-    return out
+    return e.record("UnsafeViewBackward0", out, [self], [Formula((0,), _reshape_back(self))])
 
 
 @rule("flatten", kinds=("reshaped", "view"))
@@ -113,8 +111,7 @@ def clone(e: Eager, self: Tensor, contiguous: bool = False, strides: layout.Stri
     if strides is None:
         strides = layout.contiguous_strides(self.shape) if contiguous else layout.dense_like(self.shape, self.strides)
     out = e.empty(self.shape, self.dtype, strides, "aten.clone.default")
-    e.record("CloneBackward0", out, [self], [Formula((0,), same)])
-    return out
+    return e.record("CloneBackward0", out, [self], [Formula((0,), same)])
 
 
 @rule("clone lift_fresh_copy alias_copy", kinds=("copy",))

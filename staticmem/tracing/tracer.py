@@ -11,7 +11,7 @@ Sources: torch/_functorch/_aot_autograd/graph_capture.py (`create_joint`), torch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from staticmem.eager import strides as layout
 from staticmem.eager.strides import Form, Shape, Strides, form_of
@@ -20,11 +20,19 @@ from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS
 from staticmem.tracing.nodes import GETITEM, PLACEHOLDER, Argument, Node, Result
 
+Outputs = TypeVar("Outputs", bound=Node | Sequence[Node])
 Gradients: TypeAlias = "Sequence[Node | None]"
 # The gradients of an entry's inputs, of those of its outputs and of which inputs need one. None: there is none.
 Gradient: TypeAlias = "Callable[[Gradients, Sequence[bool]], Gradients]"
 
 _KINDS = ("bool", "int", "float", "complex")
+
+
+def gradient_of(grads: Gradients) -> Node:
+    """The gradient of a call's only output."""
+    grad = grads[0]
+    assert grad is not None
+    return grad
 
 
 class Entry:
@@ -345,16 +353,17 @@ class Tracer:
     def needs_grad(self, *nodes: Node | None) -> bool:
         return any(node is not None and (node in self._history or node in self._leaves) for node in nodes)
 
-    def record(self, outputs: Node | Sequence[Node], inputs: Sequence[Node | None], gradient: Gradient) -> None:
-        """Puts a call on the tape, unless nothing needs a gradient. `outputs` are those that have one."""
+    def record(self, outputs: Outputs, inputs: Sequence[Node | None], gradient: Gradient) -> Outputs:
+        """Puts a call on the tape, unless nothing needs a gradient; gives `outputs` back, which are those with one."""
         need = tuple([self.needs_grad(node) for node in inputs])
         if not self.grad_enabled or not any(need):
-            return
-        outputs = [outputs] if isinstance(outputs, Node) else outputs
-        entry = Entry(outputs, inputs, need, gradient, self.op, self.region)
+            return outputs
+        results: Sequence[Node] = [outputs] if isinstance(outputs, Node) else outputs
+        entry = Entry(results, inputs, need, gradient, self.op, self.region)
         self._tape.append(entry)
-        for k, output in enumerate(outputs):
+        for k, output in enumerate(results):
             self._history[output] = (entry, k)
+        return outputs
 
     def derive(self, out: Node, input: Node, gradient: Callable[[Node], Node]) -> Node:
         """Records a call of one tensor; `gradient` makes its gradient from that of the result, which comes back."""
@@ -366,8 +375,7 @@ class Tracer:
         """Records a call whose inputs have a gradient each, in the order in which autograd's code computes them."""
 
         def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-            grad = grads[0]
-            assert grad is not None
+            grad = gradient_of(grads)
             results: list[Node | None] = [None] * len(inputs)
             for index, compute in gradients:
                 if need[index]:

@@ -202,8 +202,7 @@ class Storages:
                 results[0] = _inverse(t, whole, path, copied(t, part, hidden))
             return results
 
-        t.record(written, [base, *entry.inputs[1:]], gradient)
-        return written
+        return t.record(written, [base, *entry.inputs[1:]], gradient)
 
 
 def copied(t: Tracer, self: Node, source: Node) -> Node:

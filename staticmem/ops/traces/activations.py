@@ -17,7 +17,7 @@ from staticmem.ops.traces.joining import concatenated
 from staticmem.ops.traces.registry import trace_of, traced
 from staticmem.ops.traces.views import view
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
+from staticmem.tracing.tracer import Gradients, Tracer, gradient_of
 
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946  # Activation.cpp
 
@@ -335,14 +335,12 @@ def prelu_kernel(t: Tracer, self: Node, weight: Node) -> Node:
     out = by_sign(self, lambda: t.mul(weight, self))
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_self = by_sign(grad, lambda: t.mul(weight, grad))
         by_weight = by_sign(0.0, lambda: t.mul(self, grad))
         return [by_self, by_weight]
 
-    t.record(out, [self, weight], gradient)
-    return out
+    return t.record(out, [self, weight], gradient)
 
 
 @traced("glu")
@@ -408,8 +406,7 @@ def clamp(t: Tracer, self: Node, min: Any = None, max: Any = None) -> Node:
         return boolean(t, f"aten::logical_{target}", a, b)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_min = by_max = by_self = None
         if any(need[1:]):
             zero = t.full((), 0, grad.dtype)
@@ -423,8 +420,7 @@ def clamp(t: Tracer, self: Node, min: Any = None, max: Any = None) -> Node:
             by_self = _masked(t, grad, lambda: both("and", t.compare("ge", self, min), t.compare("le", self, max)))
         return [by_self, by_min, by_max]
 
-    t.record(out, [self, tensor(min), tensor(max)], gradient)
-    return out
+    return t.record(out, [self, tensor(min), tensor(max)], gradient)
 
 
 @traced("softshrink")

@@ -12,7 +12,7 @@ from typing import Any
 from staticmem.ir import dtypes
 from staticmem.ops.traces.registry import traced
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
+from staticmem.tracing.tracer import Gradients, Tracer, gradient_of
 
 
 def tensor(value: Any) -> Node | None:
@@ -37,15 +37,13 @@ def _sum(t: Tracer, target: str, self: Any, other: Any, alpha: float, sign: int)
         _real(t, out)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_other = None
         if need[1]:
             by_other = _scaled(t, grad if sign > 0 else t.pointwise("aten::neg", grad), alpha)
         return [grad, by_other]
 
-    t.record(out, [tensor(self), tensor(other)], gradient)
-    return out
+    return t.record(out, [tensor(self), tensor(other)], gradient)
 
 
 @traced("add")
@@ -102,8 +100,7 @@ def _quotient(t: Tracer, target: str, self: Any, other: Any) -> Node:
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         """`div_tensor_self_backward`, `div_tensor_other_backward`."""
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_other = None
         if need[1]:
             square = t.div(t.div(self, other), other)
@@ -111,8 +108,7 @@ def _quotient(t: Tracer, target: str, self: Any, other: Any) -> Node:
         by_self = t.pointwise(target, grad, other) if need[0] else None
         return [by_self, by_other]
 
-    t.record(out, [tensor(self), tensor(other)], gradient)
-    return out
+    return t.record(out, [tensor(self), tensor(other)], gradient)
 
 
 @traced("div")
@@ -136,8 +132,7 @@ def div_mode(t: Tracer, self: Any, other: Any, *, rounding_mode: str | None = No
         assert grads[0] is not None
         return [t.zeros_like(grads[0]) if wanted else None for wanted in reversed(need)][::-1]
 
-    t.record(out, [tensor(self), tensor(other)], gradient)
-    return out
+    return t.record(out, [tensor(self), tensor(other)], gradient)
 
 
 def _remainder(name: str, rounding: str) -> None:
@@ -149,16 +144,14 @@ def _remainder(name: str, rounding: str) -> None:
         out = t.pointwise(f"aten::{name}.Tensor", self, other)
 
         def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-            grad = grads[0]
-            assert grad is not None
+            grad = gradient_of(grads)
             by_other = None
             if need[1]:
                 quotient = t.pointwise("aten::div.Tensor_mode", self, other, rounding_mode=rounding)
                 by_other = t.mul(t.call("neg", grad), quotient)
             return [grad, by_other]
 
-        t.record(out, [self, other], gradient)
-        return out
+        return t.record(out, [self, other], gradient)
 
     traced(name)(function)
 

@@ -24,7 +24,7 @@ from staticmem.ops.traces.comparison import boolean, chosen
 from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.unary import isnan
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
+from staticmem.tracing.tracer import Gradients, Tracer, gradient_of
 
 
 @traced("pow.Tensor_Scalar pow pow_.Scalar")
@@ -54,8 +54,7 @@ def pow_tensor(t: Tracer, self: Node, exponent: Node) -> Node:
             by_self = t.where(t.compare("eq", exponent, 0.0), nothing, product)
         return [by_self, by_exponent]
 
-    t.record(out, [self, exponent], gradient)
-    return out
+    return t.record(out, [self, exponent], gradient)
 
 
 @traced("pow.Scalar")
@@ -164,8 +163,7 @@ def atan2(t: Tracer, self: Node, other: Node) -> Node:
     out = t.pointwise("aten::atan2", self, other)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         other_square = t.mul(other, other)
         total = t.add(t.mul(self, self), other_square)
         inverse = t.call("reciprocal", total)
@@ -175,8 +173,7 @@ def atan2(t: Tracer, self: Node, other: Node) -> Node:
         by_other = t.mul(t.mul(grad, t.call("neg", self)), inverse) if need[1] else None
         return [by_self, by_other]
 
-    t.record(out, [self, other], gradient)
-    return out
+    return t.record(out, [self, other], gradient)
 
 
 @traced("hypot")
@@ -203,8 +200,7 @@ def xlogy(t: Tracer, self: Node, other: Node) -> Node:
     out = xlogy_value(t, self, other)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_other = product_over(t, grad, self, other) if need[1] else None
         by_self = None
         if need[0]:
@@ -214,5 +210,4 @@ def xlogy(t: Tracer, self: Node, other: Node) -> Node:
             by_self = t.where(both, 0, value)
         return [by_self, by_other]
 
-    t.record(out, [self, other], gradient)
-    return out
+    return t.record(out, [self, other], gradient)

@@ -30,8 +30,7 @@ def _converted(t: Tracer, self: Node) -> Node:
     """A conversion to the dtype that the tensor has: a copy."""
     strides = layout.dense_like(self.shape, self.strides)
     out = t.new("prims::convert_element_type", (self, self.dtype), self.shape, self.dtype, strides)
-    t.record(out, [self], lambda grads, need: grads)
-    return out
+    return t.record(out, [self], lambda grads, need: grads)
 
 
 @traced("copy copy_")

@@ -13,7 +13,7 @@ from staticmem.ir import dtypes
 from staticmem.ops.traces.arithmetic import tensor
 from staticmem.ops.traces.registry import traced
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer, form
+from staticmem.tracing.tracer import Gradients, Tracer, form, gradient_of
 
 
 def boolean(t: Tracer, target: str, *args: Any) -> Node:
@@ -88,16 +88,14 @@ def masked_fill(t: Tracer, self: Node, mask: Node, value: Node | float) -> Node:
     out = _filled(t, mask, filler, self)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_self = _filled(t, mask, t.full((), 0, grad.dtype), grad) if need[0] else None
         if not need[1]:
             return [by_self, None]
         kept = t.pointwise("aten::where.self", mask, grad, t.full((), 0, grad.dtype), dtype=grad.dtype)
         return [by_self, t.new("aten::sum", (kept,), (), grad.dtype)]
 
-    t.record(out, [self, value if isinstance(value, Node) else None], gradient)
-    return out
+    return t.record(out, [self, value if isinstance(value, Node) else None], gradient)
 
 
 def _filled(t: Tracer, mask: Node, value: Node, self: Node) -> Node:

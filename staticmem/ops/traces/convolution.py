@@ -15,7 +15,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.ops.traces.rearranging import constant_pad
 from staticmem.ops.traces.registry import traced
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer, form
+from staticmem.tracing.tracer import Gradients, Tracer, form, gradient_of
 
 Sizes = Sequence[int]
 
@@ -102,8 +102,7 @@ def convolution(
     out = t.node("aten::convolution", args, result((input.shape[0], channels, *sizes), input.dtype))
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         if outer is not input:
             grad = t.unsqueeze(grad, 0)
         by_bias = t.sum(grad, (0, *range(2, grad.ndim))) if need[2] else None
@@ -123,8 +122,7 @@ def convolution(
 
     if outer is not input:
         out = t.squeeze_dim(out, 0)
-    t.record(out, [outer, weight, bias], gradient)
-    return out
+    return t.record(out, [outer, weight, bias], gradient)
 
 
 def each(value: Sizes | int, rank: int) -> tuple[int, ...]:

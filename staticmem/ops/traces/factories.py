@@ -22,7 +22,7 @@ from staticmem.ops.traces.casts import to
 from staticmem.ops.traces.joining import concatenated, stacked
 from staticmem.ops.traces.registry import traced
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer, form
+from staticmem.tracing.tracer import Gradients, Tracer, form, gradient_of
 
 
 def _kind(value: Any) -> DType:
@@ -312,8 +312,7 @@ def native_dropout(t: Tracer, input: Node, p: float, train: bool | None = True) 
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         """`native_dropout_backward`."""
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         result = t.mul(grad, t.mul(t.cast(mask, grad.dtype), scale))
         last = layout.prefers_channels_last(grad.shape, grad.strides)
         return [t.clone(result, layout.channels_last_strides(grad.shape) if last else None)]
@@ -378,5 +377,4 @@ def _alpha(t: Tracer, input: Node, p: float, train: bool, features: bool) -> Nod
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         return grads
 
-    t.record(out, [kept], gradient)
-    return out
+    return t.record(out, [kept], gradient)

@@ -53,8 +53,7 @@ def cat(t: Tracer, tensors: Sequence[Node], dim: int = 0) -> Node:
             start = end
         return results
 
-    t.record(out, list(tensors), gradient)
-    return out
+    return t.record(out, list(tensors), gradient)
 
 
 def _repeated(t: Tracer, self: Node, axis: int, times: int) -> Node:
@@ -74,8 +73,7 @@ def stack(t: Tracer, tensors: Sequence[Node], dim: int = 0) -> Node:
         assert grads[0] is not None
         return [t.select(grads[0], dim, k) if wanted else None for k, wanted in enumerate(need)]
 
-    t.record(out, list(tensors), gradient)
-    return out
+    return t.record(out, list(tensors), gradient)
 
 
 def stacked(t: Tracer, tensors: Sequence[Node], dim: int) -> Node:
@@ -122,8 +120,7 @@ def _split(t: Tracer, target: str, self: Node, given: Any, sizes: Sequence[int],
         ]
         return [concatenated(t, given, axis)]
 
-    t.record(outs, [self], gradient)
-    return outs
+    return t.record(outs, [self], gradient)
 
 
 def _parts(t: Tracer, target: str, args: tuple[Any, ...], forms: Sequence[Any]) -> list[Node]:
@@ -142,8 +139,7 @@ def unbind(t: Tracer, self: Node, dim: int = 0) -> list[Node]:
         given = [grad if grad is not None else t.expand(t.full((), 0, dtype), shape) for grad in grads]
         return [stacked(t, given, dim)]
 
-    t.record(outs, [self], gradient)
-    return outs
+    return t.record(outs, [self], gradient)
 
 
 @traced("unbind.__iter__")

@@ -12,7 +12,7 @@ from staticmem.ops.traces.arithmetic import mul
 from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.views import contiguous, expand, squeeze, t_, transpose, unsqueeze, view
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer, form
+from staticmem.tracing.tracer import Gradients, Tracer, form, gradient_of
 
 
 def scaled(t: Tracer, node: Node, factor: float) -> Node:
@@ -95,8 +95,7 @@ def bmm(t: Tracer, self: Node, mat2: Node) -> Node:
         assert grads[0] is not None
         return _batched_gradients(t, grads[0], self, mat2, need)
 
-    t.record(out, [self, mat2], gradient)
-    return out
+    return t.record(out, [self, mat2], gradient)
 
 
 @traced("baddbmm")
@@ -121,8 +120,7 @@ def mv(t: Tracer, self: Node, vec: Node) -> Node:
     out = t.cast(t.sum(product, (1,)), self.dtype)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_self = t.pointwise("aten::mul.Tensor", t.view(grad, (self.shape[0], 1)), vec) if need[0] else None
         turned = t.transpose(self, 0, 1)
         if not need[1]:
@@ -130,8 +128,7 @@ def mv(t: Tracer, self: Node, vec: Node) -> Node:
         product = t.pointwise("aten::mul.Tensor", t.opmath(turned), t.opmath(grad))
         return [by_self, t.cast(t.sum(product, (1,)), vec.dtype)]
 
-    t.record(out, [self, vec], gradient)
-    return out
+    return t.record(out, [self, vec], gradient)
 
 
 @traced("dot")
@@ -157,8 +154,7 @@ def _dot(t: Tracer, self: Node, other: Node, order: tuple[int, int]) -> Node:
                 results[k] = t.pointwise("aten::mul.Tensor", grad, (other, self)[k])
         return [results.get(0), results.get(1)]
 
-    t.record(out, [self, other], gradient)
-    return out
+    return t.record(out, [self, other], gradient)
 
 
 @traced("linear", calls="")
@@ -179,8 +175,7 @@ def linear(t: Tracer, input: Node, weight: Node, bias: Node | None = None) -> No
 
 def _add(t: Tracer, self: Node, other: Node) -> Node:
     out = t.pointwise("aten::add.Tensor", self, other)
-    t.record(out, [self, other], lambda grads, need: [grads[0], grads[0]])
-    return out
+    return t.record(out, [self, other], lambda grads, need: [grads[0], grads[0]])
 
 
 @traced("matmul", calls="")

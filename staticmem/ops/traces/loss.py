@@ -18,7 +18,7 @@ from staticmem.ops.traces.registry import trace_of, traced
 from staticmem.ops.traces.softmax import log_softmax
 from staticmem.ops.traces.unary import neg
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
+from staticmem.tracing.tracer import Gradients, Tracer, gradient_of
 
 MEAN, SUM = 1, 2  # aten/src/ATen/core/Reduction.h
 
@@ -55,8 +55,7 @@ def _pair(
                 results[k] = t.cast(slope(grad, t.opmath(a), t.opmath(b), 1.0 / max(count, 1)), self.dtype)
         return results
 
-    t.record(out, [self, target], gradient)
-    return out
+    return t.record(out, [self, target], gradient)
 
 
 @traced("mse_loss")
@@ -252,8 +251,7 @@ def nll_loss_forward(
         out = t.div(out, total) if reduction == MEAN else out
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         return [_nll_gradient(t, grad, self, target, weight, reduction, ignore_index, total, dim)]
 
     t.record([out], [self], gradient)

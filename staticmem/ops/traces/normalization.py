@@ -209,8 +209,7 @@ def group_norm(
         sizes = (batch, channels, inner, num_groups)
         return _group_backward(t, grads[0], x, (saved_mean, saved_rstd), weight, sizes, need)
 
-    t.record(out, [input, weight, bias], gradient)
-    return out
+    return t.record(out, [input, weight, bias], gradient)
 
 
 def _group_backward(
@@ -375,8 +374,7 @@ def rms_norm(
             by_weight = t.cast(t.sum(by_weight, outer) if outer else by_weight, input.dtype)
         return [by_input, by_weight]
 
-    t.record(out, [input, weight], gradient)
-    return out
+    return t.record(out, [input, weight], gradient)
 
 
 @traced("_weight_norm")
@@ -402,5 +400,4 @@ def weight_norm(t: Tracer, v: Node, g: Node, dim: int = 0) -> Node:
         call = t.node("aten::_weight_norm_interface_backward", args, parts)
         return [t.node("operator::getitem", (call, k), part) for k, part in enumerate(parts)]
 
-    t.record(out, [v, g], gradient)
-    return out
+    return t.record(out, [v, g], gradient)

@@ -54,8 +54,7 @@ def gru_cell(
             for k, (part, needed) in enumerate(zip(parts, need, strict=True))
         ]
 
-    t.record(out, [by_input, by_hidden, hx, b_ih, b_hh], gradient)
-    return out
+    return t.record(out, [by_input, by_hidden, hx, b_ih, b_hh], gradient)
 
 
 def _simple(name: str, activation: str) -> None:

@@ -13,7 +13,7 @@ from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
 from staticmem.ops.traces.registry import traced
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer
+from staticmem.tracing.tracer import Gradients, Tracer, gradient_of
 
 
 def _like(self: Node) -> layout.Strides:
@@ -35,14 +35,12 @@ def scatter(t: Tracer, self: Node, dim: int, index: Node, src: Any) -> Node:
     out = scattered(t, f"aten::scatter.{'value' if source is None else 'src'}", self, dim, index, src)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_self = scattered(t, "aten::scatter.value", grad, dim, index, 0) if need[0] else None
         by_source = gathered(t, grad, dim, index) if source is not None and need[1] else None
         return [by_self, by_source]
 
-    t.record(out, [self, source], gradient)
-    return out
+    return t.record(out, [self, source], gradient)
 
 
 def _added(t: Tracer, out: Node, self: Node, source: Node, by_source: Any) -> Node:
@@ -108,8 +106,7 @@ def index_copy(t: Tracer, self: Node, dim: int, index: Node, source: Node) -> No
     out = _put(t, self, indices, source)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_self = by_source = None
         if need[0]:
             by_self = _put(t, grad, indices, _expanded_zero(t, grad, dim, index, 0))
@@ -118,8 +115,7 @@ def index_copy(t: Tracer, self: Node, dim: int, index: Node, source: Node) -> No
             by_source = t.new("aten::expand", (read, source.shape), source.shape, read.dtype, read.strides)
         return [by_self, by_source]
 
-    t.record(out, [self, source], gradient)
-    return out
+    return t.record(out, [self, source], gradient)
 
 
 @traced("index_fill.int_Scalar")
@@ -137,8 +133,7 @@ def index_put(t: Tracer, self: Node, indices: Sequence[Any], values: Node, accum
     out = _put(t, self, indices, values, accumulate)
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-        grad = grads[0]
-        assert grad is not None
+        grad = gradient_of(grads)
         by_self = by_values = None
         if need[0]:
             zeros = None if accumulate else t.full(values.shape, 0, values.dtype)
@@ -147,8 +142,7 @@ def index_put(t: Tracer, self: Node, indices: Sequence[Any], values: Node, accum
             by_values = _read_many(t, grad, indices)
         return [by_self, by_values]
 
-    t.record(out, [self, values], gradient)
-    return out
+    return t.record(out, [self, values], gradient)
 
 
 def _read_many(t: Tracer, self: Node, indices: Sequence[Any]) -> Node:

@@ -16,7 +16,7 @@ from staticmem.ops.traces.reduction import Dims, reduced_axes
 from staticmem.ops.traces.registry import trace_of, traced
 from staticmem.ops.traces.unary import isnan
 from staticmem.tracing.nodes import Node
-from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
+from staticmem.tracing.tracer import Gradients, Tracer, form, gradient_of, reduced
 
 
 def _selected(
@@ -150,8 +150,7 @@ def _larger_number(name: str, less: str, hides_self: str) -> None:
             return boolean(t, "aten::logical_or", t.compare(hides_self, self, other), isnan(t, other))
 
         def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
-            grad = grads[0]
-            assert grad is not None
+            grad = gradient_of(grads)
             by_other = by_self = None
             if need[1]:
                 by_other = _zeroed(t, kept(), grad)
@@ -159,8 +158,7 @@ def _larger_number(name: str, less: str, hides_self: str) -> None:
                 by_self = _zeroed(t, boolean(t, "aten::logical_not", kept()), grad)
             return [by_self, by_other]
 
-        t.record(out, [self, other], gradient)
-        return out
+        return t.record(out, [self, other], gradient)
 
     traced(name)(function)
 

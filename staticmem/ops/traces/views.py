@@ -207,5 +207,4 @@ def clone(t: Tracer, self: Node, memory_format: str | None = None) -> Node:
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         return grads
 
-    t.record(out, [self], gradient)
-    return out
+    return t.record(out, [self], gradient)
