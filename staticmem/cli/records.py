@@ -117,7 +117,7 @@ def reconcile(args: argparse.Namespace) -> int:
 
     records = load_records(args.records)
     if args.models:
-        from staticmem.validate.repredict import models_in, repredicted
+        from staticmem.validate.summary import models_in, repredicted
 
         models = models_in(args.models)
         for index, (path, record) in enumerate(records):
@@ -152,9 +152,9 @@ def compare_snapshot(args: argparse.Namespace) -> int:
 def explain_oom(args: argparse.Namespace) -> int:
     chosen = chosen_format(args, OOM_FORMATS)
     from staticmem.studies import Study
-    from staticmem.validate import crash, explain_oom
+    from staticmem.validate import explain_oom
 
-    error = crash.read(args.crash)
+    error = explain_oom.read(args.crash)
     request = settings.request(args)
     with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet) as bar:
         result = explain_oom.explain(error, Study.open(path, request), bar.update)

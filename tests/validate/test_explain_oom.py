@@ -15,7 +15,7 @@ from staticmem.errors import UsageError
 from staticmem.scenario.request import Request
 from staticmem.studies import Study
 from staticmem.units import GIB, MIB
-from staticmem.validate import crash
+from staticmem.validate import explain_oom
 from staticmem.validate.explain_oom import CONTRADICTED, FORESEEN, LIMIT, OPEN, OTHERS, Explanation, explain
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ BEFORE = (
 
 
 def test_the_message_of_today() -> None:
-    error = crash.of_message(NOW)
+    error = explain_oom.of_message(NOW)
     assert error is not None
     assert (error.tried, error.allocated) == (392 * MIB, int(19.09 * GIB))
     assert error.reserved == error.allocated + int(470.5 * MIB)
@@ -43,7 +43,7 @@ def test_the_message_of_today() -> None:
 
 
 def test_the_message_of_pytorch_1() -> None:
-    error = crash.of_message(BEFORE)
+    error = explain_oom.of_message(BEFORE)
     assert error is not None
     assert (error.tried, error.allocated, error.reserved) == (2 * MIB, int(21.5 * GIB), int(21.75 * GIB))
     assert (error.total, error.in_use, error.others, error.allowed) == (int(23.7 * GIB), None, 0, None)
@@ -52,14 +52,14 @@ def test_the_message_of_pytorch_1() -> None:
 def test_the_last_error_of_a_log_counts(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_bytes(f"step 1\n{NOW}\n\xff retrying\n{BEFORE}\n".encode("latin-1"))
-    assert crash.read(str(log)).tried == 2 * MIB
+    assert explain_oom.read(str(log)).tried == 2 * MIB
 
 
 @pytest.mark.parametrize("text", ["all is well", "CUDA out of memory. Tried to allocate more than 1EB memory.", ""])
 def test_logs_without_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(text)
     with pytest.raises(UsageError, match="no out-of-memory error") as error:
-        crash.read(str(tmp_path / "train.log"))
+        explain_oom.read(str(tmp_path / "train.log"))
     assert error.value.code == "SM239"
 
 
@@ -76,14 +76,16 @@ def snapshot(tmp_path: Path, last: dict[str, object]) -> str:
 
 
 def test_a_snapshot(tmp_path: Path) -> None:
-    error = crash.read(snapshot(tmp_path, {"action": "oom", "addr": 0, "size": 7 * MIB, "device_free": 5, "stream": 0}))
+    error = explain_oom.read(
+        snapshot(tmp_path, {"action": "oom", "addr": 0, "size": 7 * MIB, "device_free": 5, "stream": 0})
+    )
     assert (error.tried, error.allocated, error.reserved) == (7 * MIB, 3 * MIB, 20 * MIB)
     assert (error.total, error.free) == (None, 5)
 
 
 def test_a_snapshot_of_another_moment(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no 'oom'") as error:
-        crash.read(snapshot(tmp_path, {"action": "snapshot", "addr": 0, "size": 0, "stream": 0}))
+        explain_oom.read(snapshot(tmp_path, {"action": "snapshot", "addr": 0, "size": 0, "stream": 0}))
     assert error.value.code == "SM239"
 
 
@@ -91,7 +93,7 @@ def test_a_snapshot_of_another_moment(tmp_path: Path) -> None:
 
 
 def explained(batch: int, card: str | None = "l4", **known: Any) -> Explanation:
-    error = crash.Crash(MIB, 100 * MIB, 120 * MIB, None, 0, None, 0, None, 0)
+    error = explain_oom.Crash(MIB, 100 * MIB, 120 * MIB, None, 0, None, 0, None, 0)
     request = Request(batch=batch, optimizer="adam", loss="mean", gpu=card)
     return explain(replace(error, **known), Study.open(str(MODEL), request))
 

@@ -17,7 +17,7 @@ from staticmem.cli.main import main
 from staticmem.errors import UsageError
 from staticmem.validate import summary
 from staticmem.validate.records import Meter, Record, load_record, load_records, sha256
-from staticmem.validate.repredict import models_in, repredicted
+from staticmem.validate.summary import models_in, repredicted
 
 ROOT = Path(__file__).parents[2]
 MODELS = [str(ROOT / "models"), str(ROOT / "tests" / "data" / "graphs")]

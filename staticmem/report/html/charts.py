@@ -12,8 +12,7 @@ from staticmem.allocators.result import Replay
 from staticmem.ir.graph import Graph
 from staticmem.liveness import Lifetimes
 from staticmem.liveness.why import module_of, module_of_op, short
-from staticmem.report.html.pack import Strings, block
-from staticmem.report.html.page import cut, visible
+from staticmem.report.html.page import Strings, block, cut, visible
 from staticmem.report.model import CATEGORIES
 
 UNIT = 512  # bytes: sizes are multiples of it

@@ -9,8 +9,7 @@ from staticmem.frontends.architectures import model_name
 from staticmem.report.html import head, sections
 from staticmem.report.html.beside import Extras
 from staticmem.report.html.charts import Columns, Span
-from staticmem.report.html.pack import block, packed_text
-from staticmem.report.html.page import cut, data, json_text, page, visible
+from staticmem.report.html.page import block, cut, data, json_text, packed_text, page, visible
 from staticmem.report.json import dumps
 from staticmem.report.model import ModuleBytes, Report
 from staticmem.report.text import PLAIN, View

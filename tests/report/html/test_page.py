@@ -19,8 +19,17 @@ from staticmem.cli.analyze import SLIDERS, without
 from staticmem.cli.main import main
 from staticmem.report.html import Extras, render
 from staticmem.report.html.charts import timeline
-from staticmem.report.html.pack import block, packed_text, unpacked_text
-from staticmem.report.html.page import cut, esc, json_text, stacked_bar, table, visible
+from staticmem.report.html.page import (
+    block,
+    cut,
+    esc,
+    json_text,
+    packed_text,
+    stacked_bar,
+    table,
+    unpacked_text,
+    visible,
+)
 from staticmem.report.json import dumps
 from staticmem.report.sweep import LeverRow
 from staticmem.scenario.request import Request
