@@ -45,6 +45,14 @@ def parse_bytes(text: str) -> int | None:
     return int(whole) * factor + (int(fraction) * factor // 10 ** len(fraction) if fraction else 0)
 
 
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
 LEAST_LIMIT = MIB  # a number without a unit below it is no number of bytes: somebody left the unit out
 
 

@@ -19,16 +19,12 @@ from staticmem.ir import dtypes
 from staticmem.ops.linear import product_flops, rows_of
 from staticmem.ops.registry import rule
 from staticmem.ops.views import reshape
+from staticmem.units import round_up
 
 GROUP = 128  # `Int4WeightOnlyConfig.group_size`: numbers of a row that share a scale and a zero point
 COLUMNS_OF_TILES = 1024  # `find_multiple(orig_in_features, 1024)` of `Int4TilePackedTo4dTensor.from_hp`
 ROWS_OF_TILES = 8  # `find_multiple(orig_out_features, ntile_size)`; `int4_tile_packed_ntile` is 8 on CUDA
 INNER_TILES = 8  # `inner_k_tiles` there
-
-
-def padded(size: int, multiple: int) -> int:
-    """The next multiple: `find_multiple`."""
-    return -(-size // multiple) * multiple
 
 
 @rule("torchao::linear_int8", kinds=("product",), flops=product_flops(0))
@@ -77,9 +73,9 @@ def linear_int4(
     flat = reshape(e, input, (-1, columns))
     if flat.dtype is not dtypes.bfloat16:
         e.empty(flat.shape, dtypes.bfloat16, kernel="aten._to_copy.default")
-    copy = e.empty((count, padded(columns, COLUMNS_OF_TILES)), dtypes.bfloat16, kernel="aten.constant_pad_nd.default")
+    copy = e.empty((count, round_up(columns, COLUMNS_OF_TILES)), dtypes.bfloat16, kernel="aten.constant_pad_nd.default")
     e.close_scope(keep=[copy])
-    tiles = padded(rows, ROWS_OF_TILES)
+    tiles = round_up(rows, ROWS_OF_TILES)
     out = e.empty((count, tiles), dtypes.bfloat16, kernel="aten._weight_int4pack_mm.default")
     shape = (*input.shape[:-1], rows)
     if input.dtype is not dtypes.bfloat16:

@@ -265,7 +265,3 @@ def _assign_in_order(pieces: Sequence[Piece], trained: Sequence[Weight]) -> None
                 weight.temporaries.append(piece)
                 at = at + step + 1
                 break
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)

@@ -566,7 +566,7 @@ STEP = (
         "context parallelism",
         "nothing that the file lost: attention of one rank of several, which have a part of the sequence each",
         "torch/distributed/tensor/experimental/_context_parallel/_attention.py, _templated_ring_attention",
-        "requested.context_parallel:split_sequence",
+        "requested.expert_parallel:split_sequence",
         option=attrgetter("scenario.context"),
     ),
     Pass(

@@ -24,6 +24,8 @@ _STRUCTURED = frozenset(
     "ConcatFromSequence SplitToSequence".split()
 )
 
+CONTROL_FLOW = ("If", "Loop", "Scan")
+
 
 @dataclass(slots=True)
 class Decoded:
@@ -105,7 +107,7 @@ def _unrolled(
     guessed = endless = long = added = 0
     owned: set[str] = set()  # by branches
     for turn in range(inlining.MAX_ROUNDS):
-        structured = inlining.has_branches(proto.graph) or loops.has_loops(proto.graph)
+        structured = any(n.op_type in CONTROL_FLOW and n.domain in ("", "ai.onnx") for n in proto.graph.node)
         listed = sequences.has_sequences(proto.graph) and not any(node.fx for node in net.nodes)
         if not structured and not listed:
             break

@@ -109,15 +109,9 @@ def check_scans(proto: Any) -> None:
             )
 
 
-OPERATORS = ("If",)
 MAX_ROUNDS = 8
 MAX_NODES = 1_000_000
 LEAST_WEIGHT = 64  # elements: less of a branch that is not taken is a number of its code, or nothing
-
-
-def has_branches(graph: Any) -> bool:
-    """Whether a GraphProto has If nodes at its top level."""
-    return any(node.op_type in OPERATORS and node.domain in ("", "ai.onnx") for node in graph.node)
 
 
 def inline(

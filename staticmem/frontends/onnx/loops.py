@@ -15,7 +15,6 @@ from staticmem.frontends.onnx.metadata import inherit
 from staticmem.frontends.onnx.ordering import names_read
 from staticmem.ir.graph import Value
 
-OPERATORS = ("Loop", "Scan")
 MAX_NODES = 200_000  # nodes that unrolling may make of a graph: a file of a few bytes can ask for any number
 
 
@@ -28,11 +27,6 @@ class Unrolled:
     guessed: int = 0
     long: int = 0
     added: int = 0
-
-
-def has_loops(graph: Any) -> bool:
-    """Whether a GraphProto has Loop or Scan nodes at its top level."""
-    return any(node.op_type in OPERATORS and node.domain in ("", "ai.onnx") for node in graph.node)
 
 
 def unroll(

@@ -11,7 +11,7 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
-from staticmem.ops.traces.arithmetic import mul, sub, tensor
+from staticmem.ops.traces.arithmetic import clamped, mul, sub, tensor
 from staticmem.ops.traces.comparison import boolean, chosen, where
 from staticmem.ops.traces.joining import concatenated
 from staticmem.ops.traces.registry import trace_of, traced
@@ -78,16 +78,12 @@ def hardtanh(t: Tracer, self: Node, min_val: float = -1, max_val: float = 1) -> 
         outside = t.pointwise("aten::bitwise_or.Tensor", t.compare("le", x, min_val), t.compare("ge", x, max_val))
         return t.where(outside, 0.0, grad)
 
-    return _decomposed(t, self, lambda x: _clamp(t, x, min_val, max_val), backward)
+    return _decomposed(t, self, lambda x: clamped(t, x, min_val, max_val), backward)
 
 
 @traced("relu6")
 def relu6(t: Tracer, self: Node) -> Node:
     return hardtanh(t, self, 0, 6)
-
-
-def _clamp(t: Tracer, x: Node, low: float, high: float) -> Node:
-    return t.pointwise("aten::clamp_max", t.pointwise("aten::clamp_min", x, low), high)
 
 
 @traced("hardsigmoid")
@@ -96,7 +92,7 @@ def hardsigmoid(t: Tracer, self: Node) -> Node:
         inside = t.pointwise("aten::bitwise_and.Tensor", t.compare("gt", x, -3.0), t.compare("lt", x, 3.0))
         return t.where(inside, t.mul(grad, 1.0 / 6.0), 0.0)
 
-    return _decomposed(t, self, lambda x: t.div(_clamp(t, t.add(x, 3), 0, 6), 6), backward)
+    return _decomposed(t, self, lambda x: t.div(clamped(t, t.add(x, 3), 0, 6), 6), backward)
 
 
 @traced("hardswish")
@@ -105,7 +101,7 @@ def hardswish(t: Tracer, self: Node) -> Node:
         low, high = t.compare("le", x, -3), t.compare("lt", x, 3)
         return t.where(low, 0.0, t.where(high, t.mul(grad, t.add(t.div(x, 3), 0.5)), grad))
 
-    return _decomposed(t, self, lambda x: t.div(t.mul(x, _clamp(t, t.add(x, 3), 0, 6)), 6), backward)
+    return _decomposed(t, self, lambda x: t.div(t.mul(x, clamped(t, t.add(x, 3), 0, 6)), 6), backward)
 
 
 @traced("silu")

@@ -26,8 +26,13 @@ def _real(t: Tracer, out: Node) -> Node:
     return out
 
 
-def _scaled(t: Tracer, grad: Node, alpha: float) -> Node:
-    return grad if alpha == 1 else t.pointwise("aten::mul.Scalar", grad, alpha)
+def clamped(t: Tracer, x: Node, low: float, high: float) -> Node:
+    return t.pointwise("aten::clamp_max", t.pointwise("aten::clamp_min", x, low), high)
+
+
+def scaled(t: Tracer, node: Node, factor: float) -> Node:
+    """`maybe_multiply`."""
+    return node if factor == 1 else t.pointwise("aten::mul.Scalar", node, factor)
 
 
 def _sum(t: Tracer, target: str, self: Any, other: Any, alpha: float, sign: int) -> Node:
@@ -40,7 +45,7 @@ def _sum(t: Tracer, target: str, self: Any, other: Any, alpha: float, sign: int)
         grad = gradient_of(grads)
         by_other = None
         if need[1]:
-            by_other = _scaled(t, grad if sign > 0 else t.pointwise("aten::neg", grad), alpha)
+            by_other = scaled(t, grad if sign > 0 else t.pointwise("aten::neg", grad), alpha)
         return [grad, by_other]
 
     return t.record(out, [tensor(self), tensor(other)], gradient)

@@ -8,16 +8,11 @@ from collections.abc import Sequence
 
 from staticmem.eager import strides as layout
 from staticmem.ops import kinds_of
-from staticmem.ops.traces.arithmetic import mul
+from staticmem.ops.traces.arithmetic import mul, scaled
 from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.views import contiguous, expand, squeeze, t_, transpose, unsqueeze, view
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, gradient_of
-
-
-def scaled(t: Tracer, node: Node, factor: float) -> Node:
-    """`maybe_multiply`."""
-    return node if factor == 1 else t.pointwise("aten::mul.Scalar", node, factor)
 
 
 def _times(t: Tracer, node: Node, factor: float) -> Node:

@@ -14,6 +14,7 @@ from typing import Any
 from staticmem.eager import strides as layout
 from staticmem.eager.strides import Strides
 from staticmem.ir import dtypes
+from staticmem.ops.traces.convolution import each
 from staticmem.ops.traces.registry import traced
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form
@@ -21,11 +22,6 @@ from staticmem.tracing.tracer import Gradients, Tracer, form
 Sizes = Sequence[int]
 
 _LARGEST_WINDOW = 25  # torch/_inductor/lowering.py, `should_fallback_max_pool_with_indices`
-
-
-def _each(value: Sizes | int, rank: int) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * rank if len(values) == 1 else values
 
 
 def pooled_size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
@@ -39,9 +35,9 @@ class _Window:
     """Arguments of a pooling, for each of its dimensions."""
 
     def __init__(self, rank: int, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> None:
-        self.kernel = _each(kernel_size, rank)
-        self.stride = _each(stride, rank) if stride not in (None, ()) else self.kernel
-        self.padding, self.dilation = _each(padding, rank), _each(dilation, rank)
+        self.kernel = each(kernel_size, rank)
+        self.stride = each(stride, rank) if stride not in (None, ()) else self.kernel
+        self.padding, self.dilation = each(padding, rank), each(dilation, rank)
         self.ceil_mode, self.rank = ceil_mode, rank
         self.given_stride = self.stride if stride not in (None, ()) else ()
 
@@ -260,12 +256,12 @@ def _global_mean(t: Tracer, self: Node, dims: Sizes) -> Node:
 
 @traced("adaptive_avg_pool2d _adaptive_avg_pool2d")
 def adaptive_avg_pool2d(t: Tracer, self: Node, output_size: Any) -> Node:
-    return _adaptive_avg(t, self, _each(output_size, 2))
+    return _adaptive_avg(t, self, each(output_size, 2))
 
 
 @traced("adaptive_avg_pool3d _adaptive_avg_pool3d")
 def adaptive_avg_pool3d(t: Tracer, self: Node, output_size: Any) -> Node:
-    return _adaptive_avg(t, self, _each(output_size, 3))
+    return _adaptive_avg(t, self, each(output_size, 3))
 
 
 @traced("adaptive_avg_pool1d")
@@ -276,7 +272,7 @@ def adaptive_avg_pool1d(t: Tracer, self: Node, output_size: Any) -> Node:
 @traced("adaptive_max_pool2d")
 def adaptive_max_pool2d(t: Tracer, self: Node, output_size: Any) -> Sequence[Node]:
     """amax for one value, a max pool where sizes divide."""
-    sizes = _each(output_size, 2)
+    sizes = each(output_size, 2)
     height, width = self.shape[-2:]
     if sizes == (1, 1):
         out = t.reduce("aten::amax", self, (-2, -1), True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
-from staticmem.ops.traces.arithmetic import add, mul, sub
+from staticmem.ops.traces.arithmetic import add, clamped, mul, sub
 from staticmem.ops.traces.casts import to_copy
 from staticmem.ops.traces.indexing import unsafe_index
 from staticmem.ops.traces.registry import traced
@@ -98,10 +98,6 @@ def _source_index(t: Tracer, scale: float, places: Node, align_corners: bool) ->
     return t.sub(t.mul(t.add(places, 0.5), scale), 0.5)
 
 
-def _clamp(t: Tracer, self: Node, low: float, high: float) -> Node:
-    return t.pointwise("aten::clamp_max", t.pointwise("aten::clamp_min", self, low), high)
-
-
 def _linear(t: Tracer, input: Node, sizes: Sequence[int], align_corners: bool, scales: Scales) -> Node:
     rank = len(sizes)
     exact, low, high = [], [], []
@@ -121,7 +117,7 @@ def _linear(t: Tracer, input: Node, sizes: Sequence[int], align_corners: bool, s
         for chosen in product((False, True), repeat=rank)
     ]
     for k in reversed(range(rank)):
-        weight = _clamp(t, t.sub(exact[k], low[k]), 0.0, 1.0)
+        weight = clamped(t, t.sub(exact[k], low[k]), 0.0, 1.0)
         values = [
             add(t, first, mul(t, sub(t, second, first), weight))
             for first, second in zip(values[::2], values[1::2], strict=True)
@@ -178,15 +174,15 @@ def _bicubic(t: Tracer, input: Node, sizes: Sequence[int], align_corners: bool, 
     x_exact = _source_index(t, ratios[1], places[1], align_corners)
     y_exact = t.unsqueeze(_source_index(t, ratios[0], places[0], align_corners), -1)
     x, y = t.pointwise("aten::floor", x_exact), t.pointwise("aten::floor", y_exact)
-    y_part = _clamp(t, t.sub(y_exact, y), 0.0, 1.0)
-    x_part = _clamp(t, t.sub(x_exact, x), 0.0, 1.0)
+    y_part = clamped(t, t.sub(y_exact, y), 0.0, 1.0)
+    x_part = clamped(t, t.sub(x_exact, x), 0.0, 1.0)
     x, y = t.cast(x, dtypes.int64), t.cast(y, dtypes.int64)
     rows = (t.sub(y, 1), y, t.add(y, 1), t.add(y, 2))
     columns = (t.sub(x, 1), x, t.add(x, 1), t.add(x, 2))
     by_x, by_y = _cubic_weights(t, x_part), _cubic_weights(t, y_part)
 
     def bounded(row: Node, column: Node) -> Node:
-        inside = (None, None, _clamp(t, row, 0, height - 1), _clamp(t, column, 0, width - 1))
+        inside = (None, None, clamped(t, row, 0, height - 1), clamped(t, column, 0, width - 1))
         return unsafe_index(t, input, inside)
 
     def weighed(values: Sequence[Node], weights: Sequence[Node]) -> Node:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from staticmem.ir.graph import Value
 from staticmem.ort.memory.graph import ExecGraph, ExecNode, PlannedType
 from staticmem.ort.memory.sizes import RunSizes
+from staticmem.units import round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +123,17 @@ _COLUMNS = 16  # MLAS_SGEMM_STRIDEN_THREAD_ALIGN, MLAS_QGEMM_STRIDEN_THREAD_ALIG
 _ALIGNMENT = 64  # MlasGetPreferredBufferAlignment
 
 
-def padded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
 def float_pack(columns: int, rows: int) -> int:
     """Bytes of a packed right side of float32 (MlasGemmPackBSize of core/mlas/lib/sgemm.cpp)."""
-    return padded(padded(columns, _COLUMNS) * rows * 4, _ALIGNMENT)
+    return round_up(round_up(columns, _COLUMNS) * rows * 4, _ALIGNMENT)
 
 
 def integer_pack(columns: int, rows: int, multiple: int) -> int:
     """Bytes of a packed right side of bytes, with the sums of its columns (MlasGemmPackBSize of qgemm.cpp)."""
     if not multiple:
         return 0
-    wide = padded(columns, _COLUMNS)
-    return padded(wide * 4 + wide * padded(rows, multiple), _ALIGNMENT)
+    wide = round_up(columns, _COLUMNS)
+    return round_up(wide * 4 + wide * round_up(rows, multiple), _ALIGNMENT)
 
 
 def elements(shape: Sequence[int]) -> int:

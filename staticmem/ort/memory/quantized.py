@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from staticmem.ort.memory.kernel import Kernel, Packing, PackRule, WorkRule, elements, integer_pack, matrix, padded
+from staticmem.ort.memory.kernel import Kernel, Packing, PackRule, WorkRule, elements, integer_pack, matrix
+from staticmem.units import round_up
 
 _MS = "com.microsoft"
 _POINTER = 8
@@ -51,7 +52,7 @@ def _symmetric(kernel: Kernel, sizes: Sequence[int], groups: int) -> int:
         return groups * kernel_size if channels == filters == 1 and groups % 16 == 0 else 0
     if filters < 16 or channels % 4 or filters % kernel.processor.filters:
         return 0
-    return padded(filters, 16) * channels * kernel_size
+    return round_up(filters, 16) * channels * kernel_size
 
 
 def _packed_conv(kernel: Kernel) -> Packing | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from staticmem.ir.onnx_graph import Node
+from staticmem.ops.onnx import integer
 from staticmem.ort.memory.graph import Dim, PlannedType
 
 Types = Sequence[PlannedType | None]
@@ -23,12 +24,6 @@ def integers(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]
     """An attribute that is a list of integers."""
     value = node.attrs.get(name)
     return tuple(int(v) for v in value) if isinstance(value, tuple) and value else default
-
-
-def integer(node: Node, name: str, default: int) -> int:
-    """An attribute that is an integer."""
-    value = node.attrs.get(name, default)
-    return value if isinstance(value, int) else default
 
 
 def windows(node: Node, sizes: Dims, kernel: Dims) -> Dims:

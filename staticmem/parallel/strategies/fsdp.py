@@ -48,10 +48,10 @@ from staticmem.parallel.rewrite import (
     Position,
     Rewrite,
     Weight,
-    ceil_div,
 )
 from staticmem.parallel.strategies import context
 from staticmem.passes.requested.expert_parallel import expert_parameters
+from staticmem.units import ceil_div
 
 ADAPTER = ".lora_"  # in the names of what PEFT trains: `adapter_layer_names` of peft/tuners/lora/layer.py
 

@@ -20,7 +20,8 @@ from staticmem.ir.graph import Graph, Op, Parameter, Ref
 from staticmem.ops.registry import LINEARS, kinds_of
 from staticmem.parallel.blocks import ROOT, blocks_of_ops
 from staticmem.parallel.division import Traffic, WholeStep
-from staticmem.parallel.rewrite import Piece, Rewrite, Weight, ceil_div
+from staticmem.parallel.rewrite import Piece, Rewrite, Weight
+from staticmem.units import ceil_div
 
 
 @dataclass

@@ -38,9 +38,9 @@ from staticmem.parallel.rewrite import (
     Position,
     Rewrite,
     Weight,
-    ceil_div,
 )
 from staticmem.scenario.strategies import GRADIENTS, STRATEGIES
+from staticmem.units import ceil_div
 
 ALIGNMENT = 2  # elements; nccl_start_alignment_factor
 

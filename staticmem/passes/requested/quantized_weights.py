@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Note, Op, Parameter, Ref, Value
-from staticmem.ops.torchao import COLUMNS_OF_TILES, GROUP, INNER_TILES, ROWS_OF_TILES, padded
+from staticmem.ops.torchao import COLUMNS_OF_TILES, GROUP, INNER_TILES, ROWS_OF_TILES
 from staticmem.passes.edit import names_of, unused_name, with_ops
 from staticmem.passes.requested.layers import (
     EMBEDDING,
@@ -39,6 +39,7 @@ from staticmem.passes.requested.layers import (
     without_modules,
 )
 from staticmem.scenario.adapters import Quantized
+from staticmem.units import round_up
 
 if TYPE_CHECKING:
     pass
@@ -136,7 +137,7 @@ def _packed(layer: Layer, chosen: Quantized, owners: _Owners) -> list[Parameter]
         weight = replace(tensor("qdata", dtypes.int8, rows, columns), fqn=fqn)
         # `scale_dtype=torch.float32, zero_point_dtype=torch.int8, keepdim=True` of `from_hp`, symmetric or not
         return [weight, tensor("scale", dtypes.float32, rows, 1), tensor("zero_point", dtypes.int8, rows, 1)]
-    wide, high = padded(columns, COLUMNS_OF_TILES), padded(rows, ROWS_OF_TILES)
+    wide, high = round_up(columns, COLUMNS_OF_TILES), round_up(rows, ROWS_OF_TILES)
     tiles = (high // ROWS_OF_TILES, wide // (INNER_TILES * 16), 32, INNER_TILES // 2)
     weight = replace(tensor("qdata", dtypes.int32, *tiles), fqn=fqn, packed=rows * columns)
     return [weight, tensor("scale_and_zero", dtypes.bfloat16, wide // GROUP, high, 2)]
