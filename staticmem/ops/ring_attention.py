@@ -1,4 +1,4 @@
-"""Attention whose sequence is divided over ranks: PyTorch's ring attention (`passes.requested.context_parallel`).
+"""Attention whose sequence is divided over ranks: PyTorch's ring attention (`passes.requested.expert_parallel`).
 
 Each rank has its part of queries, keys and values. Keys and values of the other ranks come one part after the other;
 each gives a partial result, which is merged with those before in float32. The head-tail load balancer gives a rank a
