@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     model = open_model(args.file, recordings=False)
     module, inputs = built_model(args)
     from staticmem.frontends.recorded import RecordedModel
-    from staticmem.recording.attach import with_recording
     from staticmem.recording.record import record
+    from staticmem.recording.told import with_recording
 
     document = record(module, inputs, loss=named_object(args.loss) if args.loss else None)
     check_same_model(args.file, model, RecordedModel(args.file, document, model.format))

@@ -213,6 +213,18 @@ def _of(names: str) -> Callable[[Handler], Handler]:
     return register
 
 
+def _of_known(names: str) -> Callable[[Callable[[Content, Op, Args, Kwargs], Content | None]], None]:
+    """The same for ops of whose results nothing is known unless the first argument is."""
+
+    def register(handler: Callable[[Content, Op, Args, Kwargs], Content | None]) -> None:
+        @_of(names)
+        def handle(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
+            value = k.of(args[0])
+            return None if value is None else handler(value, op, args, kwargs)
+
+    return register
+
+
 def _is_fresh(base: str) -> bool:
     """Whether a result shares no storage with the first argument."""
     if base in tagged("pointwise"):
@@ -272,20 +284,16 @@ def _mul(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return Affine(pair[0].shape, pair[0].const * factor, tuple(c * factor for c in pair[0].coef))
 
 
-@_of("unsqueeze")
-def _unsqueeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
-    value = k.of(args[0])
-    if value is None:
-        return None
+@_of_known("unsqueeze")
+def _unsqueeze(value: Content, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     axis = _axis(value, args[1], 1)
     shape = _insert(value.shape, axis, 1)
     return _each(value, lambda t: Affine(shape, t.const, _insert(t.coef, axis, 0)), shape)
 
 
-@_of("squeeze")
-def _squeeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
-    value = k.of(args[0])
-    if value is None or len(args) < 2 or not isinstance(args[1], int):
+@_of_known("squeeze")
+def _squeeze(value: Content, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
+    if len(args) < 2 or not isinstance(args[1], int):
         return None
     axis = _axis(value, args[1])
     if value.shape[axis] != 1:
@@ -294,11 +302,8 @@ def _squeeze(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None
     return _each(value, lambda t: Affine(shape, t.const, t.coef[:axis] + t.coef[axis + 1 :]), shape)
 
 
-@_of("expand")
-def _expand(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
-    value = k.of(args[0])
-    if value is None:
-        return None
+@_of_known("expand")
+def _expand(value: Content, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     size = _integers(args[1])
     if size is None:
         return None
@@ -311,11 +316,8 @@ def _expand(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return _each(value, lambda t: _expanded(t, shape), shape)
 
 
-@_of("slice")
-def _slice(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
-    value = k.of(args[0])
-    if value is None:
-        return None
+@_of_known("slice")
+def _slice(value: Content, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     defaults: tuple[Any, ...] = (0, None, None, 1)
     dim, start, end, step = (*args[1:], *defaults[len(args) - 1 :])
     axis = _axis(value, dim)
@@ -334,11 +336,8 @@ def _slice(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     return _each(value, change, shape)
 
 
-@_of("permute transpose")
-def _permute(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
-    value = k.of(args[0])
-    if value is None:
-        return None
+@_of_known("permute transpose")
+def _permute(value: Content, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     order = list(range(len(value.shape)))
     if op.base == "aten::permute":
         order = [_axis(value, d) for d in args[1]]
@@ -349,12 +348,9 @@ def _permute(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None
     return _each(value, lambda t: Affine(shape, t.const, tuple(t.coef[i] for i in order)), shape)
 
 
-@_of("view reshape")
-def _view(k: Knowledge, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
+@_of_known("view reshape")
+def _view(value: Content, op: Op, args: Args, kwargs: Kwargs) -> Content | None:
     """Only size-1 dimensions may come and go."""
-    value = k.of(args[0])
-    if value is None:
-        return None
     plain = _integers(args[1])
     if plain is None:
         return None

@@ -20,9 +20,8 @@ from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.graph import Note
 from staticmem.ir.model_file import ModelFile
 from staticmem.recording import no_graph, not_recorded
-from staticmem.recording.attach import alone, with_recording
 from staticmem.recording.kept import Kept
-from staticmem.recording.told import both_lines, lines_of
+from staticmem.recording.told import alone, both_lines, lines_of, with_recording
 
 TIMEOUT = 600.0  # seconds: the graph of 80 layers takes some 30 on a slow core, its recording as much
 MEMORY = 12 << 30  # bytes that the process may have; one for 80 layers takes 1 GiB

@@ -12,9 +12,8 @@ from staticmem.errors import ModelFileError, StaticmemError, UsageError
 from staticmem.frontends import traced_sizes
 from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import EXPORTERS, NEITHER, NO_GRAPH, NOT_RECORDED, no_graph, not_recorded, tracing, writing
-from staticmem.recording.attach import alone, with_recording
 from staticmem.recording.record import PARTS, record
-from staticmem.recording.told import both_lines, lines_of
+from staticmem.recording.told import alone, both_lines, lines_of, with_recording
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ from staticmem.recording.functions import recorded
 from staticmem.recording.gradient_hooks import note_hooks_of_parameters, record_hooks, watched_hooks
 from staticmem.recording.inner_autograd import recorded_autograd
 from staticmem.recording.input_embeddings import input_embeddings
-from staticmem.recording.known_answers import known_answers
 from staticmem.recording.patched import watched_calls
 from staticmem.recording.plain_integers import symbolic_integers
 from staticmem.recording.repeated_calls import fake_mode, known_arithmetic
 from staticmem.recording.sizes import Sizes
+from staticmem.recording.tracing import known_answers
 from staticmem.recording.watch import Program, Watch
 from staticmem.version import __version__
 

@@ -1,4 +1,7 @@
-"""What the user of an export is told of sizes. It is what the recording says, by which `analyze` goes."""
+"""What the user of an export is told of sizes. It is what the recording says, by which `analyze` goes.
+
+Puts recordings into files that have a graph.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from staticmem.errors import StaticmemError
+from staticmem.frontends import carried
 from staticmem.ir.expressions import readable
 
 MOST_CONDITIONS = 3  # that a line names
@@ -70,3 +75,30 @@ def _conditions(symbols: Mapping[str, Any], texts: Sequence[str]) -> tuple[dict[
         elif not ranged:
             others.append(text)
     return of_one, others
+
+
+def with_recording(data: bytes, kind: str, document: dict[str, Any]) -> bytes:
+    """The bytes of a file, `.pt2` or `.onnx`, that carries the recording, in place of the one that it has.
+
+    All else in the file stays as it is.
+    """
+    if kind == ".pt2":
+        return carried.into_archive(data, document)
+    import onnx
+
+    proto = onnx.ModelProto()
+    proto.ParseFromString(data)
+    carried.into_proto(proto, document)
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def alone(document: dict[str, Any], kind: str, error: StaticmemError) -> bytes:
+    """The bytes of a file that has a recording and no graph.
+
+    Raises:
+        StaticmemError: `error`, which says why there is no graph, for a format that cannot be without.
+    """
+    if kind != ".pt2":
+        error.hint = "An .onnx is its graph. 'staticmem analyze' needs none: write the recording with -o model.pt2."
+        raise error
+    return carried.archive_of(document)

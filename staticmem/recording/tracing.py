@@ -3,6 +3,17 @@
 Nothing is assumed of a size, also not that it is 2 or more (`backed_size_oblivious`, as in PyTorch's ONNX exporter).
 Where Python asks for one (`if x.shape[0] == 1`), the answer becomes a condition of the trace: sizes at which the code
 takes another way are refused, not guessed.
+
+What packages ask of tensors, answered while a model is recorded as tensors of a GPU with contents would.
+
+Tensors of a recording have no contents, and code that sees so may do what it does for compilers. transformers looks
+whether position ids count up without a break, as they do where each row is one sequence; for tensors without data it
+makes a mask of packed sequences instead, with which attention runs other kernels. Recorded is the step with real
+tensors: one sequence a row. It also leaves regions of `torch.autocast` out on the meta device, which stands for the
+GPU here.
+
+Source: transformers/masking_utils.py (`find_packed_sequence_indices`, `_preprocess_mask_arguments`),
+transformers/utils/generic.py (`maybe_autocast`).
 """
 
 from __future__ import annotations
@@ -10,6 +21,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -19,8 +31,38 @@ from unittest import mock
 
 from staticmem.errors import ModelFileError
 from staticmem.ir.model_file import TracedSizes
-from staticmem.recording.known_answers import OF_VIEWS
 from staticmem.recording.sizes import Sizes
+
+MASKS = "transformers.masking_utils"
+FIND = "find_packed_sequence_indices"
+# asked for the expansion of position ids alone, a view that nothing but the search above reads
+OF_VIEWS = frozenset(((f"{MASKS.replace('.', '/')}.py", "_preprocess_mask_arguments"),))
+
+
+GENERIC, REGION = "transformers.utils.generic", "maybe_autocast"
+
+
+@contextmanager
+def known_answers() -> Iterator[None]:
+    """Within it code gets the answers of real tensors."""
+    find: Any = getattr(sys.modules.get(MASKS), FIND, None)
+    region: Any = getattr(sys.modules.get(GENERIC), REGION, None)
+
+    def one_sequence_a_row(position_ids: Any) -> None:
+        find(position_ids)  # its ops run
+
+    def on_gpu(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return region("cuda" if device_type == "meta" else device_type, *args, **kwargs)
+
+    with ExitStack() as stack:
+        if find is not None:
+            stack.enter_context(mock.patch.object(sys.modules[MASKS], FIND, one_sequence_a_row))
+        if region is not None:
+            for name, module in list(sys.modules.items()):
+                if name.partition(".")[0] == "transformers" and vars(module).get(REGION) is region:
+                    stack.enter_context(mock.patch.object(module, REGION, on_gpu))
+        yield
+
 
 Axes = dict[int, str]  # of one tensor: the name of the size of each open axis
 

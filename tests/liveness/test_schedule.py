@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from staticmem.cli.main import main
-from staticmem.liveness.schedule import schedule
+from staticmem.report.changes import schedule
 from staticmem.studies import Request, Study
 
 MODELS = Path(__file__).resolve().parents[2] / "models"

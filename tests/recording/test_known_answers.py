@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from staticmem.recording.known_answers import FIND, GENERIC, MASKS, REGION
+from staticmem.recording.tracing import FIND, GENERIC, MASKS, REGION
 
 torch = pytest.importorskip("torch")
 

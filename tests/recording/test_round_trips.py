@@ -23,8 +23,8 @@ from test_objects import image, network  # noqa: E402
 
 from staticmem.frontends import carried, open_model, traced_sizes  # noqa: E402
 from staticmem.frontends import recording_format as written  # noqa: E402
-from staticmem.recording.attach import with_recording  # noqa: E402
 from staticmem.recording.record import record  # noqa: E402
+from staticmem.recording.told import with_recording  # noqa: E402
 
 pytestmark = pytest.mark.torch
 FORMATS = (("m.pt2", "dynamo"), ("m.onnx", "dynamo"), ("scripted.onnx", "torchscript"))

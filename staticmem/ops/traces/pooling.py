@@ -101,36 +101,20 @@ def _scattered(t: Tracer, grad: Node, input: Node, indices: Node) -> Node:
     return result if batched else t.squeeze_dim(result, 0)
 
 
-@traced("max_pool2d")
-def max_pool2d(
-    t: Tracer, self: Node, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Node:  # fmt: skip
-    return _max_pool(t, self, _Window(2, kernel_size, stride, padding, dilation, ceil_mode))[0]
+def _register_max_pool(rank: int) -> None:
+    def run_with_indices(
+        t: Tracer, self: Node, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> Sequence[Node]:  # fmt: skip
+        return _max_pool(t, self, _Window(rank, kernel_size, stride, padding, dilation, ceil_mode))
+
+    traced(f"max_pool{rank}d_with_indices")(run_with_indices)
+    traced(f"max_pool{rank}d")(lambda *args, **kwargs: run_with_indices(*args, **kwargs)[0])
 
 
-@traced("max_pool3d")
-def max_pool3d(
-    t: Tracer, self: Node, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Node:  # fmt: skip
-    return _max_pool(t, self, _Window(3, kernel_size, stride, padding, dilation, ceil_mode))[0]
+_register_max_pool(2)
 
-
-@traced("max_pool2d_with_indices")
-def max_pool2d_with_indices(
-    t: Tracer, self: Node, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Sequence[Node]:  # fmt: skip
-    return _max_pool(t, self, _Window(2, kernel_size, stride, padding, dilation, ceil_mode))
-
-
-@traced("max_pool3d_with_indices")
-def max_pool3d_with_indices(
-    t: Tracer, self: Node, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Sequence[Node]:  # fmt: skip
-    return _max_pool(t, self, _Window(3, kernel_size, stride, padding, dilation, ceil_mode))
+_register_max_pool(3)
 
 
 def _as_row(t: Tracer, self: Node) -> Node:
@@ -160,12 +144,7 @@ def max_pool1d_with_indices(
     return _of_row(t, pooled), t.squeeze_dim(indices, -2)
 
 
-@traced("max_pool1d")
-def max_pool1d(
-    t: Tracer, self: Node, kernel_size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Node:  # fmt: skip
-    return max_pool1d_with_indices(t, self, kernel_size, stride, padding, dilation, ceil_mode)[0]
+traced("max_pool1d")(lambda *args, **kwargs: max_pool1d_with_indices(*args, **kwargs)[0])
 
 
 def _avg_pool(t: Tracer, self: Node, window: _Window, count_include_pad: bool, divisor_override: int | None) -> Node:
