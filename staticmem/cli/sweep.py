@@ -17,7 +17,7 @@ from staticmem.report.formats import Formats
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from staticmem.config.config import Budget
+    from staticmem.config.config import Budget, Options
     from staticmem.report.sweep import Check
     from staticmem.studies.points import Point
 
@@ -100,7 +100,7 @@ def sweep(args: argparse.Namespace) -> int:
     config = settings.config_of(args)
     configurations = points(config, args.model, settings.given(args), parse_axes(args.what_if))
     cards = tuple(gpus or config.gpus)
-    _warn_of_idle_options(configurations)
+    _warn_of_idle_options(configurations, settings.given(args))
     with Progress("configurations", args.quiet) as bar:
         if args.max_batch or args.max_dim is not None:
             grown = asked_largest(args)
@@ -136,7 +136,7 @@ def check(args: argparse.Namespace) -> int:
     configurations = points(config, args.model, settings.given(args), {})
     # a card that is named has its verdict, which live memory alone does not say
     meter = "live" if not cards and all(budget.metric == "live" for budget in budgets) else "device"
-    _warn_of_idle_options(configurations)
+    _warn_of_idle_options(configurations, settings.given(args))
     with Progress("configurations", args.quiet) as bar:
         outcome = compare(run(configurations, cards, meter, jobs=args.jobs, progress=bar.update), budgets)
     emit(outcome, chosen, args)
@@ -148,8 +148,14 @@ def check(args: argparse.Namespace) -> int:
     return 1 if outcome.failed and not args.exit_zero else 0
 
 
-def _warn_of_idle_options(configurations: Sequence[Point]) -> None:
+def _warn_of_idle_options(configurations: Sequence[Point], flags: Options) -> None:
     """Options that act in no configuration; an axis may have values that some configurations have no use for."""
+    from staticmem.scenario.request import OPTIONS
+
+    for name in [name for name in OPTIONS if OPTIONS[name].owners and name in flags]:
+        one, used = OPTIONS[name], {getattr(point.request, name) for point in configurations if point.error is None}
+        if flags[name] not in (None, one.default) and used == {one.default}:
+            sys.stderr.write(f"warning: {one.spelt} is not used: it is of {' and '.join(one.owners)} [SM302]\n")
     said: list[set[tuple[str, str]]] = []
     for point in configurations:
         if point.error is None:

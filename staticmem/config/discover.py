@@ -109,8 +109,8 @@ def combined(below: Options, above: Options) -> dict[str, Any]:
     if above.get("optimizer") is not None and "mode" not in above:
         options["mode"] = "train"  # with an optimizer or with "none", the question is training
     for one in inherited:
-        belongs = not one.owners or optimizer in one.owners
-        if one.name in _NEEDS:
+        belongs = not one.owners or optimizer in one.owners or "optimizer" not in above
+        if _NEEDS.get(one.name) in above:
             belongs = bool(options.get(_NEEDS[one.name]))
         if not belongs:
             options.pop(one.name, None)

@@ -69,12 +69,12 @@ class InputGradients(Feature):
         inputs = {v.name: step.interpreter.env[v.name] for v in step.graph.inputs}
         inputs = {name: tensor for name, tensor in inputs.items() if tensor.dtype.is_differentiable}
         names = [*inputs] if "all" in scenario.input_grad else scenario.input_grad
-        for name in names:
+        for name in names or ["all"]:
             if name not in inputs:
                 raise UsageError(
                     f"no input '{name}' that could have a gradient",
                     f"Floating-point inputs are {', '.join(inputs) or 'none'}.",
-                    closest(name, inputs) or "Leave --input-grad out, or use all.",
+                    closest(name, inputs) or f"Leave --input-grad out{', or use all' * bool(inputs)}.",
                     code="SM165",
                 )
             inputs[name].requires_grad = True

@@ -79,6 +79,11 @@ class Option:
     aliases: tuple[str, ...] = ()
 
     @property
+    def spelt(self) -> str:
+        """The flag that changes the default."""
+        return self.flag.replace("--", "--no-", 1) if self.default is True else self.flag
+
+    @property
     def choices_text(self) -> str:
         """What follows `about` in help: the choices, and the default where it says something."""
         default = self.default if self.default and self.default is not True else ""

@@ -213,10 +213,13 @@ class Request(
         for name, one in OPTIONS.items():
             if lacking.get(one.needs) and getattr(self, name) != one.default and name not in preset:
                 needed = one.needs if trains or one.needs == RANKS else TRAINED
-                notes.append(Note("warning", "SM302", f"{one.flag} is not used: it needs {needed}"))
+                notes.append(Note("warning", "SM302", f"{one.spelt} is not used: it needs {needed}"))
         autocast = given.get("amp") in dtypes.HALVES
         if self.float32_outputs and self.preset is None and not (autocast and trains):
             text = "--float32-outputs is not used: it casts what a training step gets from autocast (--amp bf16)"
+            notes.append(Note("warning", "SM302", text))
+        if trains and self.optimizer == "sgd" and self.dampening and not self.momentum:
+            text = "--dampening is not used: torch.optim.SGD dampens a momentum, and there is none (--momentum 0.9)"
             notes.append(Note("warning", "SM302", text))
         if self.preset is not None and not trains:
             text = f"the preset ({self.preset}) is not used: {kind} was asked for"

@@ -65,7 +65,6 @@ class Loop:
     )
     backward: bool = option(
         True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what one would read",
-        needs="",
     )
     outputs: str = option(
         HELD, LEVERS, "choice", "WORD", "whether the loop holds the model's outputs until the next forward returns",

@@ -8,7 +8,7 @@ What needs more than the report of one request (sweeps, sizing, diffs, timelines
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property, partial
@@ -163,10 +163,10 @@ class Study:
     @property
     def graph(self) -> Graph:
         """The ATen calls that the step runs, with sizes bound."""
-        return self._graph[0]
+        return self.prepared[0]
 
     @cached_property
-    def _graph(self) -> tuple[Graph, list[Note]]:
+    def prepared(self) -> tuple[Graph, list[Note]]:
         """The graph of the step, and notes of what it takes to run in place.
 
         The bound graph is not kept: it would hold all that passes made of it.
@@ -242,7 +242,7 @@ class Study:
             if without is None:
                 raise
             self.without = without
-            self.__dict__.pop("_graph", None)  # made with them
+            self.__dict__.pop("prepared", None)  # made with them
             return make()
 
     def _works(self, without: frozenset[str]) -> bool:
@@ -338,7 +338,7 @@ class Study:
         from staticmem.studies.unsaid_training import leaves_checkpoints_open
 
         result = self.result
-        notes = [*self._scenario[1], *self._binding[1], *self._graph[1], *idle_in(self.request, result.graph.bases)]
+        notes = [*self._scenario[1], *self._binding[1], *idle_in(self)]
         if result.unknown:
             notes += _unknown_ops(result)
         if self.request.gpu is not None:
@@ -548,13 +548,19 @@ _ACTS_ON = {
     "sdpa": "fused attention",
 }
 
+OF_THE_GRAPH = (*_ACTS_ON, "inplace_activations")
 
-def idle_in(request: Request, bases: Set[str]) -> Iterator[Note]:
-    """Notes of options that were given and act on no op of a graph; `bases` are those of its ops."""
+
+def idle_in(study: Study) -> Iterator[Note]:
+    """Notes of options that were given and act on no op of a study's graph, or not on a recording."""
+    request, (graph, notes) = study.request, study.prepared
+    yield from notes
+    if graph.recorded is not None and request.unfold_batchnorm:
+        text = "--unfold-batchnorm is not used: the recording has what ran, and nothing was folded"
+        yield Note("warning", "SM302", text)
     for name, kind in _ACTS_ON.items():
-        if getattr(request, name) != OPTIONS[name].default and not any(_acts_on(kind, base) for base in bases):
-            text = f"{OPTIONS[name].flag} is not used: the model has no {kind}"
-            yield Note("warning", "SM302", text.replace("--tf32", "--no-tf32"))
+        if getattr(request, name) != OPTIONS[name].default and not any(_acts_on(kind, base) for base in graph.bases):
+            yield Note("warning", "SM302", f"{OPTIONS[name].spelt} is not used: the model has no {kind}")
 
 
 def _acts_on(kind: str, base: str) -> bool:

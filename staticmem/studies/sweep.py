@@ -45,7 +45,7 @@ from staticmem.studies.evaluate import (
 from staticmem.studies.largest import largest_size, no_card
 from staticmem.studies.points import Point, points, settings_of, varying
 from staticmem.studies.sizing_search import GrownSize
-from staticmem.studies.study import Key, assumed_batch, key_of
+from staticmem.studies.study import OF_THE_GRAPH, Key, assumed_batch, idle_in, key_of
 
 METERS = ("live", "device")
 CHUNK = 24  # replayed configurations of a task: enough to share steps, few enough to show progress
@@ -308,11 +308,16 @@ def measure(
             outcomes.append(_with_largest(study, request, gpus, largest))
             if done is not None:
                 done(1)
-    return [_with_assumptions(study, outcome, largest) for outcome in outcomes]
+    idle: Idle = {}
+    return [_with_assumptions(study, outcome, largest, idle) for outcome in outcomes]
 
 
-def _with_assumptions(study: Study, outcome: Outcome, largest: GrownSize | None) -> Outcome:
-    """A row with what its request leaves to a default that moves the figure most: the batch, and whether it trains."""
+Idle = dict[tuple[Any, ...], list[str]]  # what a graph has no use for, by the values of options that act on its ops
+
+
+def _with_assumptions(study: Study, outcome: Outcome, largest: GrownSize | None, idle: Idle) -> Outcome:
+    """A row with what its request leaves to a default that moves the figure most (the batch, and whether it trains),
+    and what of it has no effect."""
     if isinstance(outcome, StaticmemError):
         return outcome
     request = outcome.request
@@ -322,6 +327,11 @@ def _with_assumptions(study: Study, outcome: Outcome, largest: GrownSize | None)
         assumed += [f"batch {size}: none is given (--batch)" for size in set(sizes.values()) if notes]
     if outcome.mode == "infer" and request.mode is None:
         assumed.append("inference: no optimizer is named (--optimizer)")
+    given = tuple([getattr(request, name) for name in OF_THE_GRAPH])
+    if given not in idle:  # of one size, for all: a graph for each would be half of a sweep
+        differs = given != tuple([OPTIONS[name].default for name in OF_THE_GRAPH])
+        idle[given] = [note.text for note in idle_in(study.ask(request))] if differs else []
+    assumed += idle[given]
     return replace(outcome, assumed=tuple(assumed))
 
 

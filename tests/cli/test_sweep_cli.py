@@ -133,9 +133,9 @@ def test_sweep_formats(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
 
 def test_sweep_with_cards(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", SEED, "--no-config", "--what-if", "batch=1,64", "-j", "1"]
-    out, _ = said(capsys, *words, "--gpu", "2GiB", "--gpu", "l4")
+    out, _ = said(capsys, *words, "--gpu", "1340MiB", "--gpu", "l4")
     last = out.split("\n\n")[0].replace("\n", " ")
-    assert last.startswith("2 configurations; none fits 2gib, 1 is tight (its upper estimate is the whole card); ")
+    assert last.startswith("2 configurations; none fits 1340mib, 1 is tight (its upper estimate is the whole card); ")
     assert "1 fit l4" in last or "2 fit l4" in last
     out, _ = said(capsys, *words, "--gpu", "2GiB", "--meter", "live")
     assert "may fit" in out
@@ -233,6 +233,35 @@ def test_a_limit_without_a_unit(
     assert "It is a size with a unit" in err
     Path("staticmem.yaml").write_text("version: 1\nbudgets: [{metric: live, limit: 40 B}]\n")
     said(capsys, "check", SEED, code=1)
+
+
+@pytest.mark.parametrize("verb", ["check", "sweep"])
+@pytest.mark.parametrize(
+    ("flags", "code", "says"),
+    [
+        ("--optimizer sgd --amsgrad", 2, "--amsgrad"),
+        ("--optimizer sgd --checkpoint-every 2", 2, "--checkpoint-every needs --checkpoint"),
+        ("--optimizer sgd --dampening 0.1", 0, "--dampening is not used"),
+        ("--no-backward", 0, "--no-backward is not used"),
+        ("--inplace-activations all", 0, "--inplace-activations is not used"),
+        ("--sdpa math", 0, "--sdpa is not used: the model has no fused attention"),
+    ],
+)
+def test_flags_without_effect_are_errors_or_said(
+    verb: str, flags: str, code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `analyze` has them, whether the request alone or the graph tells."""
+    more = ["--budget", "live=9GiB"] if verb == "check" else ["-j", "1"]
+    assert main([verb, SEED, "--no-config", *flags.split(), *more]) == code
+    assert says in " ".join("".join(capsys.readouterr()).split())
+
+
+def test_a_flag_of_an_optimizer_that_no_configuration_has(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep", SEED, "--no-config", "--amsgrad", "-j", "1", "--what-if"]
+    assert main([*words, "optimizer=sgd,rmsprop"]) == 0
+    assert "--amsgrad is not used: it is of adam and adamw" in capsys.readouterr().err
+    assert main([*words, "optimizer=sgd,adam"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_init_of_a_model_that_is_not_there(
