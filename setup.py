@@ -1,5 +1,7 @@
-"""What pyproject.toml cannot say: the wheel has the YAML of `staticmem/devices` as JSON too, which is read faster."""
+"""What pyproject.toml cannot say: the wheel has the YAML of `staticmem/devices` as JSON too, which is read faster, and
+the models that `models:NAME` means."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,14 +12,18 @@ ROOT = Path(__file__).parent
 
 
 class BuildPackage(build_py):
-    """Writes the JSON beside the YAML, where git ignores it, then copies the package: a checkout that is run in place
-    has the JSON too."""
+    """Writes the JSON and the models into the package, where git ignores them, then copies the package: a checkout that
+    is run in place has them too."""
 
     def run(self) -> None:
         sys.path.insert(0, str(ROOT))
         from staticmem.devices.documents import write_json
 
         write_json(ROOT / "staticmem" / "devices")
+        examples = ROOT / "staticmem" / "examples"
+        examples.mkdir(exist_ok=True)
+        for model in (ROOT / "models").glob("*.pt2"):
+            shutil.copyfile(model, examples / model.name)
         super().run()
 
 

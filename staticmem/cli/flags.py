@@ -46,7 +46,7 @@ def add_verb(verbs: Any, name: str, run: Callable[..., int], about: str, descrip
 
 def add_model(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     """The model; `optional` where a config may name it (`settings.model_of` resolves that)."""
-    about, several = "an .onnx or .pt2 file, or - for stdin", None
+    about, several = "an .onnx or .pt2 file, - for stdin, or models:resnet50, an example", None
     if optional:
         about, several = f"{about}; may be left out where a config names it", "?"
     parser.add_argument("model", metavar="MODEL", nargs=several, help=about)

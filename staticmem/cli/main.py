@@ -10,26 +10,30 @@ import argparse
 import errno
 import io
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from importlib import import_module
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from staticmem.errors import StaticmemError, UsageError, did_you_mean, unexpected
 from staticmem.version import __version__
 
 EPILOG = """\
 examples:
+  staticmem analyze models:resnet50 --optimizer adam             an example that comes with staticmem
   staticmem analyze model.onnx                                   inference
   staticmem analyze model.pt2 --batch 32 --optimizer adam        a training step
   staticmem analyze model.pt2 --batch 32 --optimizer adamw --amp bf16
   staticmem analyze model.onnx --optimizer sgd --momentum 0.9 --explain-peak
 
-'staticmem analyze --help' has all flags. Exit codes: 0 done, 1 --strict failed, 2 not possible, 130 interrupted.
+'staticmem analyze -h' has the flags of every day, '--help' has all.
+Exit codes: 0 done, 1 --strict failed, 2 not possible, 130 interrupted.
 """
 
 # the module of each verb, in which `add_VERB` makes its parser
@@ -63,8 +67,57 @@ VERBS = tuple(MODULES)
 HIDDEN = {"schema": "setup"}
 
 
+EVERYDAY = "--batch --resolution --dim --mode --optimizer --amp --checkpoint --gpu --output --format".split()
+# groups of flags that many verbs share: of the others `-h` has all
+SHARED = (
+    "settings",
+    "sizes",
+    "the step",
+    "levers of the step",
+    "the device",
+    "the session of the ONNX Runtime",
+    "output",
+)
+LARGE = 30  # flags: a verb with fewer has the same help for -h and --help
+SHORT_EPILOG = 9  # lines of `-h`: four examples
+
+
+class _ShortHelp(argparse.Action):
+    """`-h`: the flags of every day, on a screen."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, Parser)
+        parser.print_short_help()
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with errors as `UsageError`, so that all errors look alike."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **{**settings, "add_help": False})
+        self.add_argument("-h", action=_ShortHelp, nargs=0, help="the flags of every day")
+        self.add_argument("--help", action="help", help="all flags")
+
+    def print_short_help(self) -> None:
+        """Writes the help without the flags that few steps need, and where those are."""
+        flags = [action for action in self._actions if action.option_strings]
+        if len(flags) < LARGE:
+            self.print_help()
+            return
+        own = [a for group in self._action_groups[2:] if group.title not in SHARED for a in group._group_actions]
+        everyday = [_shortened(a) for a in flags if a in own or set(a.option_strings) & set(EVERYDAY)]
+        examples = (self.epilog or "").splitlines()[:SHORT_EPILOG]
+        formatter = self._get_formatter()
+        operands = " ".join(str(a.metavar) for a in self._actions if not a.option_strings)
+        formatter.add_usage(f"{self.prog} {operands} [flags]", [], [])
+        formatter.add_text(self.description)
+        formatter.start_section("flags of every day")
+        formatter.add_arguments(everyday)
+        formatter.end_section()
+        formatter.add_text("\n".join(examples))
+        formatter.add_text(f"'{self.prog} --help' has all {len(flags)} flags and more examples.")
+        sys.stdout.write(formatter.format_help())
 
     def error(self, message: str) -> NoReturn:
         hint = f"See '{self.prog} --help'."
@@ -91,6 +144,13 @@ class Parser(argparse.ArgumentParser):
         for name, written in flags.items():
             hint = hint.replace(f"'{name}'", f"'{written}'")
         return hint
+
+
+def _shortened(action: argparse.Action) -> argparse.Action:
+    """The same flag with the first five of a long list of names in its help."""
+    short = copy(action)
+    short.help = re.sub(r"((?:[\w-]+, ){5})[\w-]+(?:, [\w-]+){4,}", r"\1...", action.help or "")
+    return short
 
 
 def make_parser(verb: str | None = None) -> Parser:

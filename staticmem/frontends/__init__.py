@@ -20,13 +20,15 @@ HEAD = 4096  # bytes that tell what a file is
 
 def open_model(path: str, recordings: bool = True) -> ModelFile:
     """The model in a file: ONNX, or an archive of torch.export; that of a recording which the file carries, if
-    `recordings` are asked for. The last few are kept (`frontends.recent`).
+    `recordings` are asked for. The last few are kept (`frontends.recent`). `models:NAME` is a file of staticmem's own.
 
     Raises:
         ModelFileError: nothing is there, it cannot be read, or it is no graph that staticmem reads.
     """
     from staticmem.frontends import recent
+    from staticmem.frontends.architectures import carried_file
 
+    path = carried_file(path)
     opened_before = recent.unchanged(path) if recordings else None
     if opened_before is not None:
         return opened_before

@@ -1,5 +1,6 @@
 """Names of architectures that packages build, in place of a model file: `transformers:CONFIG.json`, `timm:NAME`,
-`torchvision:NAME`. This module reads such names and the config, which is hostile input, without torch.
+`torchvision:NAME`; and of the model files that staticmem carries: `models:resnet50`. This module reads such names and
+the config, which is hostile input, without torch.
 
 A config of transformers may also be given by its path, or by that of the folder which has it. `recording.architectures`
 has the model recorded.
@@ -13,12 +14,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from staticmem import files
 from staticmem.errors import ModelFileError, UsageError, closest
 
 PACKAGES = ("transformers", "timm", "torchvision")
+CARRIED = "models"
+# A build copies the files into the package (setup.py); a checkout has them beside it.
+_FOLDERS = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "models")
 CONFIG = "config.json"
 LARGEST = 4 << 20  # bytes of a config: those with a label for each of 21,000 classes have some 1 MiB
 MOST = 1 << 40  # of a number in a config
@@ -103,6 +108,23 @@ def architecture_of(given: str) -> Architecture | None:
     return Architecture(package, name, given, options)
 
 
+def carried_file(given: str) -> str:
+    """The path of a model that staticmem carries, by its name; any other path as it is.
+
+    Raises:
+        ModelFileError: staticmem carries no model of this name.
+    """
+    package, colon, name = given.partition(":")
+    if not colon or package != CARRIED:
+        return given
+    files_by_name = {path.stem: path for folder in _FOLDERS for path in folder.glob("*.pt2")}
+    if name in files_by_name:
+        return str(files_by_name[name])
+    names = sorted(files_by_name)
+    hint = closest(name, names) or f"Example: {CARRIED}:resnet50"
+    raise ModelFileError(f"staticmem carries no model '{name}'", f"It has {', '.join(names)}.", hint, "SM101")
+
+
 def model_name(path: str) -> str:
     """What a model is called in reports: its file, or the folder of a config, as all configs have one name."""
     folder, name = os.path.split(path)
@@ -116,7 +138,7 @@ def model_name(path: str) -> str:
 def whole(given: str) -> str:
     """The same with its path from the root, for processes in other folders."""
     package, colon, rest = given.partition(":")
-    if colon and package in PACKAGES:
+    if colon and package in (*PACKAGES, CARRIED):
         return f"{package}:{os.path.abspath(rest)}" if package == "transformers" else given
     return os.path.abspath(given)
 
@@ -124,7 +146,7 @@ def whole(given: str) -> str:
 def below(folder: str, given: str) -> str:
     """The same with a path that begins in a folder, as those of a config do."""
     package, colon, rest = given.partition(":")
-    if colon and package in PACKAGES:
+    if colon and package in (*PACKAGES, CARRIED):
         return f"{package}:{os.path.join(folder, rest)}" if package == "transformers" else given
     return os.path.join(folder, given)
 

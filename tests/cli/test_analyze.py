@@ -222,6 +222,25 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "examples:" in capsys.readouterr().out
 
 
+def test_short_help_has_the_flags_of_every_day(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = {}
+    for verb, flag in (("analyze", "-h"), ("analyze", "--help"), ("check", "-h"), ("gpus", "-h"), ("gpus", "--help")):
+        with pytest.raises(SystemExit) as exit_:
+            main([verb, flag])
+        assert exit_.value.code == 0
+        shown[verb, flag] = capsys.readouterr().out
+    short, whole = shown["analyze", "-h"], shown["analyze", "--help"]
+    assert len(short.splitlines()) <= 50
+    assert "usage: staticmem analyze MODEL [flags]" in short
+    assert "--optimizer NAME" in short
+    assert "--max-batch" in short
+    assert "--nesterov" in whole
+    assert "--nesterov" not in short
+    assert "'staticmem analyze --help' has all" in short
+    assert "--budget" in shown["check", "-h"]
+    assert shown["gpus", "-h"] == shown["gpus", "--help"]
+
+
 def test_schema_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     assert capsys.readouterr().out == (ROOT / "schemas" / "report-1.schema.json").read_text()

@@ -16,6 +16,7 @@ from staticmem.frontends.architectures import (
     MOST_PARTS,
     architecture_of,
     below,
+    carried_file,
     model_name,
     read_config,
     whole,
@@ -44,6 +45,23 @@ def test_what_a_name_means(tmp_path: Path) -> None:
     assert (found.package, found.name, found.path) == ("timm", "vit_small_patch14.dinov2", found.given)
     for ordinary in ("model.pt2", "torchvision.models:resnet50", "file.py:build", "", "-", "C:\\models\\net.onnx"):
         assert architecture_of(ordinary) is None
+
+
+def test_models_that_staticmem_carries(capsys: pytest.CaptureFixture[str]) -> None:
+    path = carried_file("models:resnet50")
+    assert Path(path).name == "resnet50.pt2"
+    assert Path(path).is_file()
+    assert architecture_of("models:resnet50") is None
+    assert (whole("models:resnet50"), below("folder", "models:resnet50")) == ("models:resnet50", "models:resnet50")
+    for ordinary in ("resnet50.pt2", "models/resnet50.pt2", "C:\\models\\net.onnx", ""):
+        assert carried_file(ordinary) == ordinary
+    with pytest.raises(ModelFileError, match="carries no model 'resnet5'") as error:
+        carried_file("models:resnet5")
+    assert error.value.hint == "Did you mean 'resnet50'?"
+    with pytest.raises(ModelFileError, match="carries no model"):
+        carried_file("models:../data/net")
+    assert main(["analyze", "models:resnet18", "--optimizer", "adam", "-q"]) == 0
+    assert "training resnet18.pt2" in capsys.readouterr().out
 
 
 def test_a_name_may_have_commas(tmp_path: Path) -> None:
