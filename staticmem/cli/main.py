@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import io
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from importlib import import_module
+from itertools import pairwise
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -198,7 +200,7 @@ def _main(argv: list[str]) -> int:
     except StaticmemError as error:
         if debug:
             raise
-        return print_error(error, verb)
+        return print_error(error, verb, argv)
     except BrokenPipeError:
         # the reader (head, less) has closed the pipe
         drop_stdout()
@@ -207,7 +209,7 @@ def _main(argv: list[str]) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     except MemoryError as error:
-        return print_error(unexpected(error))
+        return print_error(unexpected(error), argv=argv)
     except Exception as error:
         # errors of named files carry the name: this one is of a stream that has no room for more
         if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
@@ -216,14 +218,15 @@ def _main(argv: list[str]) -> int:
             return print_error(UsageError("stdout cannot be written", why, "Give a file: -o FILE.", "SM142"))
         if isinstance(error, FileNotFoundError) and folder_is_gone():
             why, hint = "It was removed, so that no path can begin there.", "Go to a folder that exists."
-            return print_error(UsageError("the current folder does not exist", why, hint, "SM101"))
+            return print_error(UsageError("the current folder does not exist", why, hint, "SM101"), argv=argv)
         if debug:
             raise
-        return print_error(unexpected(error))
+        return print_error(unexpected(error), argv=argv)
 
 
-def print_error(error: StaticmemError, verb: str = "") -> int:
-    """Three lines to stderr: what, why, what to do; without advice of its own, the help of the verb. The exit code."""
+def print_error(error: StaticmemError, verb: str = "", argv: Sequence[str] = ()) -> int:
+    """Three lines to stderr: what, why, what to do; without advice of its own, the help of the verb. Where the command
+    line asks for JSON, stdout has the same as `schemas/error-1.schema.json`. The exit code."""
     from staticmem.cli.output import encodable  # late: for errors only
     from staticmem.report.text import printable
 
@@ -232,7 +235,18 @@ def print_error(error: StaticmemError, verb: str = "") -> int:
     hint = hint or f"See 'staticmem {verb if verb in VERBS else 'analyze'} --help'."
     text = f"error: {what} [{error.code}]\n  {why}\n  {hint}\n"
     sys.stderr.write(encodable(text, sys.stderr.encoding))
+    if _asks_for_json(argv):
+        row = {"schema": "staticmem.error/1", "code": error.code, "what": what, "why": why, "hint": hint}
+        sys.stdout.write(json.dumps(row, indent=2) + "\n")
+        sys.stdout.flush()
     return 2
+
+
+def _asks_for_json(argv: Sequence[str]) -> bool:
+    """Whether the format is JSON, in a command line that may not be one that is understood."""
+    formats = [word for flag, word in pairwise(argv) if flag in ("-f", "--format")]
+    joined = [word.removeprefix("--format=") for word in argv if word.startswith("--format=")]
+    return "json" in (*formats, *joined) or "-fjson" in argv
 
 
 # -- the process: streams that may be closed or full, and the signal that asks it to end

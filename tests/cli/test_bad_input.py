@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -176,6 +177,18 @@ def test_output_exists_or_is_a_directory(capsys: pytest.CaptureFixture[str], tmp
     assert "--force" in fails(capsys, SEED, "-o", str(target))[2]
     assert target.read_text() == "mine"
     assert "is a directory" in fails(capsys, SEED, "-o", str(tmp_path), "--force")[0]
+
+
+@pytest.mark.parametrize("flags", [["-f", "json"], ["--format=json"], ["-fjson"], ["--format", "json", "--xyzzy"]])
+def test_errors_are_json_where_json_is_asked_for(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    assert main(["analyze", "nothing.onnx", *flags]) == 2
+    shown = capsys.readouterr()
+    row = json.loads(shown.out)
+    jsonschema.validate(row, json.loads((ROOT / "schemas" / "error-1.schema.json").read_text()))
+    assert shown.err == f"error: {row['what']} [{row['code']}]\n  {row['why']}\n  {row['hint']}\n"
+    assert main(["analyze", "nothing.onnx", "-f", "md"]) == 2
+    assert not capsys.readouterr().out
 
 
 def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
