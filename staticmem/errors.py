@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+NEEDED = {"networkx": "networkx", "numpy": "numpy", "onnx": "onnx", "yaml": "pyyaml"}  # module: distribution
+
 
 class StaticmemError(Exception):
     """An expected failure. `what`, `why` and `hint` are one sentence each; `code` is stable (SM1xx: input)."""
@@ -34,6 +36,9 @@ def unexpected(error: Exception, again: str = "Run it again") -> StaticmemError:
     if isinstance(error, MemoryError):
         why, hint = "The graph is larger than this machine can hold.", "Run it on a machine with more main memory."
         return StaticmemError("not enough memory for the analysis", why, hint, "SM191")
+    if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
+        why = "This input is read with it, and staticmem was installed without what it needs."
+        return StaticmemError(f"{error.name} is not installed", why, f"pip install {NEEDED[error.name]}", "SM146")
     detail = (str(error).splitlines() or [""])[0][:200]
     return StaticmemError(
         f"internal error: {type(error).__name__}: {detail}", "This is a bug of staticmem, not of your model.",

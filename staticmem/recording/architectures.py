@@ -60,7 +60,7 @@ class BuiltModel(RecordedModel):
     def __init__(
         self, architecture: Architecture, sizes: Mapping[str, int] | None = None, others: list[BuiltModel] | None = None
     ) -> None:
-        document, notes = _document(architecture, sizes)
+        document, notes = document_of(architecture, sizes)
         super().__init__(architecture.path, document, architecture.package)
         self.architecture, self.notes = architecture, notes
         self.others = [] if others is None else others  # of all recordings of this architecture, in order
@@ -101,7 +101,7 @@ def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[b
     Raises as `built_model`.
     """
     with ThreadPoolExecutor(1) as beside, temporary_folder() as folder:
-        recording = beside.submit(_document, architecture, None)
+        recording = beside.submit(document_of, architecture, None)
         path = os.path.join(folder, f"model{kind}")
         job = {**_job(architecture, None), "kind": kind, "train": train, "file": path}
         try:
@@ -122,7 +122,7 @@ def _lines(notes: list[Note]) -> list[str]:
     return [f"{note.text[0].upper()}{note.text[1:]} ({note.code})" for note in notes]
 
 
-def _document(architecture: Architecture, sizes: Mapping[str, int] | None) -> tuple[Any, list[Note]]:
+def document_of(architecture: Architecture, sizes: Mapping[str, int] | None) -> tuple[Any, list[Note]]:
     """The document of the recording, and a note where one that is kept was not believed."""
     job = _job(architecture, sizes)
     kept = Kept(job)

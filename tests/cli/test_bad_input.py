@@ -191,6 +191,16 @@ def test_errors_are_json_where_json_is_asked_for(flags: list[str], capsys: pytes
     assert not capsys.readouterr().out
 
 
+def test_a_dependency_that_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "onnx"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    what, _, hint = fails(capsys, str(ROOT / "models" / "seed.onnx"), "--batch", "3")
+    assert (what, hint.strip()) == ("error: onnx is not installed [SM146]", "pip install onnx")
+
+
 def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyse", SEED]) == 2
     assert "Did you mean 'analyze'?" in capsys.readouterr().err

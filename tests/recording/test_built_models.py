@@ -112,7 +112,7 @@ def test_an_export_has_the_recording_beside_the_graph(tmp_path: Path, capsys: py
     file = str(tmp_path / "net.pt2")
     assert main(["export", "timm:net", "-o", file]) == 0
     assert isinstance(open_model(file), RecordedModel)
-    with mock.patch("staticmem.recording.architectures._document", side_effect=RunError("it failed", "Why", "")):
+    with mock.patch("staticmem.recording.architectures.document_of", side_effect=RunError("it failed", "Why", "")):
         assert main(["export", "timm:net", "-o", file, "--force"]) == 0  # the graph alone, and a line that says so
     assert not isinstance(open_model(file), RecordedModel)
     assert "Without a recording of the code: it failed. Why" in capsys.readouterr().err

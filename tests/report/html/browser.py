@@ -86,15 +86,15 @@ class Browser:
         found: dict[str, Any] = json.loads(message)
         return found
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
-        """A page of a file, once its script is done."""
-        return Page(self, path, width, height, dark)
+    def open(self, path: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
+        """A page of a file or at an address, once its script is done."""
+        return Page(self, path if isinstance(path, str) else path.resolve().as_uri(), width, height, dark)
 
 
 class Page:
     """A page that is open. `requests` are the addresses that it asked for; `problems` errors and what was blocked."""
 
-    def __init__(self, browser: Browser, path: Path, width: int, height: int, dark: bool) -> None:
+    def __init__(self, browser: Browser, address: str, width: int, height: int, dark: bool) -> None:
         self.browser = browser
         self.target = str(browser.call("Target.createTarget", url="about:blank")["targetId"])
         self.session = str(browser.call("Target.attachToTarget", targetId=self.target, flatten=True)["sessionId"])
@@ -103,7 +103,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        self.call("Page.navigate", url=address)
         self.wait("document.documentElement?.dataset.ready === 'true'")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
