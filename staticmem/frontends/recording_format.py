@@ -104,7 +104,8 @@ PROPERTY = "staticmem.recording"  # metadata property of a ModelProto
 # ResNet-50 takes 70 bytes of text for an op, so 100,000 ops that differ in all four modes take 28 MB; packed a tenth
 MAX_PACKED = 1 << 24  # bytes
 MAX_BYTES = 1 << 26  # of the text
-MAX_RATIO = 400  # of text to packed bytes: recordings have 2 to 20, a text that repeats itself has thousands
+MAX_RATIO = 400  # of a long text to packed bytes: recordings have 2 to 20, a text that repeats itself has thousands
+LONG = 1 << 23  # bytes: shorter texts are harmless, and Swin-B, whose blocks are alike, has 2.4 MB in 5.5 KB
 MAX_LISTS = 1 << 22  # lists and objects in the text, each of which takes 56 bytes or more: 100,000 ops have a million
 _MEMORY = 1 << 25  # bytes that the unpacker may take: a dictionary of 16 MiB, and tables
 # texts without alignment: no context of the literal's position or of the byte before it
@@ -140,7 +141,7 @@ def unpack(data: bytes, path: str) -> Any:
         text = decompressor.decompress(data, MAX_BYTES)
         if not decompressor.eof:
             raise ValueError("it ends too early, or unpacks to more than a recording has")
-        if len(text) > MAX_RATIO * max(len(data), 1024) or text.count(b"[") + text.count(b"{") > MAX_LISTS:
+        if len(text) > max(LONG, MAX_RATIO * len(data)) or text.count(b"[") + text.count(b"{") > MAX_LISTS:
             raise ValueError(f"{len(data):,} bytes unpack to {len(text):,}, more than a recording has")
         document = json.loads(text, parse_constant=_no_constant)
     except (lzma.LZMAError, ValueError, EOFError, RecursionError, MemoryError) as error:
