@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Callable, Iterable
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from staticmem.errors import UsageError
@@ -30,6 +32,49 @@ ERRORS = {
 Convert = Callable[[str], Any]
 
 
+EVERYDAY = "--batch --resolution --dim --mode --optimizer --amp --checkpoint --gpu --output --format".split()
+# groups of flags that many verbs share: of the others `-h` has all
+SHARED = (
+    "settings",
+    "sizes",
+    "the step",
+    "levers of the step",
+    "the device",
+    "the session of the ONNX Runtime",
+    "output",
+)
+LARGE = 30  # flags: a verb with fewer has the same help for -h and --help
+SHORT_EPILOG = 9  # lines of `-h`: four examples
+
+
+def print_short_help(parser: argparse.ArgumentParser) -> None:
+    """`-h`: the help of a verb without the flags that few steps need, on a screen, and where those are."""
+    flags = [action for action in parser._actions if action.option_strings]
+    if len(flags) < LARGE:
+        parser.print_help()
+        return
+    own = [a for group in parser._action_groups[2:] if group.title not in SHARED for a in group._group_actions]
+    everyday = [_shortened(a) for a in flags if a in own or set(a.option_strings) & set(EVERYDAY)]
+    examples = (parser.epilog or "").splitlines()[:SHORT_EPILOG]
+    operands = " ".join(str(a.metavar) for a in parser._actions if not a.option_strings)
+    formatter = parser._get_formatter()
+    formatter.add_usage(f"{parser.prog} {operands} [flags]", [], [])
+    formatter.add_text(parser.description)
+    formatter.start_section("flags of every day")
+    formatter.add_arguments(everyday)
+    formatter.end_section()
+    formatter.add_text("\n".join(examples))
+    formatter.add_text(f"'{parser.prog} --help' has all {len(flags)} flags and more examples.")
+    sys.stdout.write(formatter.format_help())
+
+
+def _shortened(action: argparse.Action) -> argparse.Action:
+    """The same flag with the first five of a long list of names in its help."""
+    short = copy(action)
+    short.help = re.sub(r"((?:[\w-]+, ){5})[\w-]+(?:, [\w-]+){4,}", r"\1...", action.help or "")
+    return short
+
+
 def add_verb(verbs: Any, name: str, run: Callable[..., int], about: str, description: str, epilog: str = "") -> Any:
     """The parser of a verb. `run` gives the exit code."""
     parser = verbs.add_parser(
@@ -39,7 +84,10 @@ def add_verb(verbs: Any, name: str, run: Callable[..., int], about: str, descrip
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
+    parser.add_argument("-h", action="help", help="the flags of every day")  # printed by main, which reads it first
+    parser.add_argument("--help", action="help", help="all flags")
     parser.set_defaults(run=run, parser=parser)
     return parser
 

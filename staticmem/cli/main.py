@@ -11,13 +11,11 @@ import errno
 import io
 import json
 import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from importlib import import_module
 from itertools import pairwise
 from types import FrameType
@@ -69,57 +67,10 @@ VERBS = tuple(MODULES)
 HIDDEN = {"schema": "setup"}
 
 
-EVERYDAY = "--batch --resolution --dim --mode --optimizer --amp --checkpoint --gpu --output --format".split()
-# groups of flags that many verbs share: of the others `-h` has all
-SHARED = (
-    "settings",
-    "sizes",
-    "the step",
-    "levers of the step",
-    "the device",
-    "the session of the ONNX Runtime",
-    "output",
-)
-LARGE = 30  # flags: a verb with fewer has the same help for -h and --help
-SHORT_EPILOG = 9  # lines of `-h`: four examples
-
-
-class _ShortHelp(argparse.Action):
-    """`-h`: the flags of every day, on a screen."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        assert isinstance(parser, Parser)
-        parser.print_short_help()
-        parser.exit()
-
-
 class Parser(argparse.ArgumentParser):
-    """argparse with errors as `UsageError`, so that all errors look alike."""
+    """argparse with errors as `UsageError`, so that all errors look alike. `verbs` are the parsers of the verbs."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **{**settings, "add_help": False})
-        self.add_argument("-h", action=_ShortHelp, nargs=0, help="the flags of every day")
-        self.add_argument("--help", action="help", help="all flags")
-
-    def print_short_help(self) -> None:
-        """Writes the help without the flags that few steps need, and where those are."""
-        flags = [action for action in self._actions if action.option_strings]
-        if len(flags) < LARGE:
-            self.print_help()
-            return
-        own = [a for group in self._action_groups[2:] if group.title not in SHARED for a in group._group_actions]
-        everyday = [_shortened(a) for a in flags if a in own or set(a.option_strings) & set(EVERYDAY)]
-        examples = (self.epilog or "").splitlines()[:SHORT_EPILOG]
-        formatter = self._get_formatter()
-        operands = " ".join(str(a.metavar) for a in self._actions if not a.option_strings)
-        formatter.add_usage(f"{self.prog} {operands} [flags]", [], [])
-        formatter.add_text(self.description)
-        formatter.start_section("flags of every day")
-        formatter.add_arguments(everyday)
-        formatter.end_section()
-        formatter.add_text("\n".join(examples))
-        formatter.add_text(f"'{self.prog} --help' has all {len(flags)} flags and more examples.")
-        sys.stdout.write(formatter.format_help())
+    verbs: Any
 
     def error(self, message: str) -> NoReturn:
         hint = f"See '{self.prog} --help'."
@@ -148,13 +99,6 @@ class Parser(argparse.ArgumentParser):
         return hint
 
 
-def _shortened(action: argparse.Action) -> argparse.Action:
-    """The same flag with the first five of a long list of names in its help."""
-    short = copy(action)
-    short.help = re.sub(r"((?:[\w-]+, ){5})[\w-]+(?:, [\w-]+){4,}", r"\1...", action.help or "")
-    return short
-
-
 def make_parser(verb: str | None = None) -> Parser:
     """The parser of all verbs, or of one alone: a start builds only the parser that it uses."""
     parser = Parser(
@@ -164,7 +108,7 @@ def make_parser(verb: str | None = None) -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("-V", "--version", action="version", version=f"staticmem {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    verbs = parser.verbs = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
     modules = {**MODULES, **HIDDEN}
     for name in (verb,) if verb in modules else modules:
         getattr(import_module(f"staticmem.cli.{modules[name]}"), f"add_{name.replace('-', '_')}")(verbs)
@@ -187,6 +131,11 @@ def _main(argv: list[str]) -> int:
     verb = next((word for word in argv if not word.startswith("-")), "")
     try:
         parser = make_parser(verb)
+        if "-h" in argv and verb in MODULES:
+            from staticmem.cli.flags import print_short_help
+
+            print_short_help(parser.verbs.choices[verb])
+            return 0
         args, rest = parser.parse_known_args(argv)
         if args.verb is None:
             parser.print_help()

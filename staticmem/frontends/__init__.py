@@ -26,9 +26,10 @@ def open_model(path: str, recordings: bool = True) -> ModelFile:
         ModelFileError: nothing is there, it cannot be read, or it is no graph that staticmem reads.
     """
     from staticmem.frontends import recent
-    from staticmem.frontends.architectures import carried_file
+    from staticmem.frontends.architectures import CARRIED, carried_file
 
-    path = carried_file(path)
+    if path.startswith(f"{CARRIED}:"):
+        path = carried_file(path)
     opened_before = recent.unchanged(path) if recordings else None
     if opened_before is not None:
         return opened_before

@@ -224,11 +224,13 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_short_help_has_the_flags_of_every_day(capsys: pytest.CaptureFixture[str]) -> None:
     shown = {}
-    for verb, flag in (("analyze", "-h"), ("analyze", "--help"), ("check", "-h"), ("gpus", "-h"), ("gpus", "--help")):
+    for verb in ("analyze", "check", "gpus"):
+        assert main([verb, "-h"]) == 0
+        shown[verb, "-h"] = capsys.readouterr().out
         with pytest.raises(SystemExit) as exit_:
-            main([verb, flag])
+            main([verb, "--help"])
         assert exit_.value.code == 0
-        shown[verb, flag] = capsys.readouterr().out
+        shown[verb, "--help"] = capsys.readouterr().out
     short, whole = shown["analyze", "-h"], shown["analyze", "--help"]
     assert len(short.splitlines()) <= 50
     assert "usage: staticmem analyze MODEL [flags]" in short
