@@ -15,11 +15,10 @@ def render(levers: Levers, view: View = PLAIN) -> str:
     """The answer, the table, and what to add to the command line for each."""
     if view.quiet:
         return view.line(verdict(levers, view))
-    text, changes = Text(view), 3 + (levers.gpu is not None) + _moves(levers)
+    text, sizes = Text(view), 3 + _moves(levers)
     text.answer(verdict(levers, view))
-    head, *lines = columns(
-        _cells(levers, view), view.style, right=range(changes - (levers.gpu is not None)), optional=(changes,)
-    )
+    optional = (sizes + (levers.gpu is not None), *[2] * _moves(levers))  # what changes, and what moves
+    head, *lines = columns(_cells(levers, view), view.style, right=range(sizes), optional=optional)
     text.lines += ["", view.style.paint(head, "bold"), *lines]
     text.add_assumptions(levers.assumed)
     text.heading("Flags", "")

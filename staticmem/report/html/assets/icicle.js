@@ -115,7 +115,7 @@ class Icicle {
     }
     group.append(makeSvg("rect", { x, y, width: column, height, class: "frame" }));
     if (height >= 15) {
-      const room = Math.floor((column - 14) / 6.7);
+      const room = Math.floor((column - 14) / 7.4);
       const said = label.length > room ? `${label.slice(0, Math.max(room - 1, 0))}…` : label;
       if (room > 4) {
         group.append(makeSvg("text", { x: x + 7, y: y + Math.min(height / 2 + 4, 17), class: parts[0]?.[0] === "parameter" ? "on-dark" : "" }, said));
