@@ -17,7 +17,7 @@ from staticmem.engine.optimizer_steps import Drop, Make, MakeAll, OptimizerFacts
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
-from staticmem.ops.solvers import SVD
+from staticmem.ops.linear import SVD
 from staticmem.scenario.optimizers import LowRank
 from staticmem.units import format_bytes
 

@@ -2,6 +2,11 @@
 
 Sources: aten/src/ATen/native/Linear.cpp (`linear`), LinearAlgebra.cpp (`matmul`, `should_fold`), derivatives.yaml and
 FunctionsManual.cpp (`mm_mat1_backward`, `mm_mat2_backward`). Generated code evaluates formulas in alphabetical order.
+
+Linear systems, and decompositions of matrices.
+
+Sources: aten/src/ATen/native/BatchLinearAlgebra.cpp (`linalg_solve_triangular_out`: the result is column-major),
+torch/csrc/autograd/FunctionsManual.cpp (`linalg_solve_triangular_backward`).
 """
 
 from __future__ import annotations
@@ -20,8 +25,9 @@ from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import add, add_, mul
 from staticmem.ops.onnx import Context, Results, Shape, declare_sizes, integer, like_first, product, real, translation
 from staticmem.ops.pointwise import grad_of, gradient_like, same, times
-from staticmem.ops.registry import Flops, Shapes, declare, rule, size_of
+from staticmem.ops.registry import Flops, KernelCall, Shapes, Temporary, declare, rule, size_of, workspace
 from staticmem.ops.views import contiguous, expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
+from staticmem.units import Band
 
 # names that exporters give to what they compute, as a transposed weight; a parameter of the model itself has no number
 _NUMBERED = re.compile(r"(val|_?v|t|permute|transpose)(_\d+)?$")
@@ -391,3 +397,53 @@ def onnx_fused_matmul(ctx: Context, node: Node) -> list[Op] | None:
     ctx.define(product, node.outputs[0], ctx.net.shape(node.outputs[0]))
     ops.append(ctx.op(node, "aten::matmul", *args, outputs=(product,)))
     return [*ops, ctx.op(node, "aten::mul.Tensor", Ref(product), alpha)]
+
+
+_KERNEL = "aten.linalg_solve_triangular.default"
+SVD = "aten._linalg_svd.default"
+
+
+def _solved(e: Eager, a: Tensor, b: Tensor) -> Tensor:
+    """The result: of the size of B, with the batch of both, column-major."""
+    batch = layout.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    rows, columns = b.shape[-2:]
+    strides = layout.contiguous_strides((*batch, columns, rows))
+    return e.empty((*batch, rows, columns), b.dtype, (*strides[:-2], strides[-1], strides[-2]), kernel=_KERNEL)
+
+
+@rule("linalg_solve_triangular")
+def linalg_solve_triangular(
+    e: Eager,
+    self: Tensor,
+    B: Tensor,  # noqa: N803
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Tensor:
+    """Saves A and the result; backward solves for the gradient of B, which that of A is a product with: it is negated,
+    and its triangle copied."""
+    out = _solved(e, self, B)
+
+    def gradients(e: Eager, grads: Grads, need: Sequence[bool]) -> Sequence[Tensor | None]:
+        of_b = _solved(e, transpose(e, self, -2, -1), grad_of(grads))
+        of_a = None
+        if need[0]:
+            turned = transpose(e, out, -2, -1)
+            product = matmul(e, of_b, turned) if left else matmul(e, turned, of_b)
+            negated = e.empty_like(product, kernel="aten.neg.default")
+            e.free(product)  # a temporary of the statement
+            of_a = e.empty_like(negated, kernel="aten.triu.default" if upper else "aten.tril.default")
+        return [of_a, of_b if need[1] else None]
+
+    return e.record("LinalgSolveTriangularBackward0", out, [self, B], [Formula((0, 1), gradients)], [self, out])
+
+
+@workspace(SVD, results=3)
+def decomposed(call: KernelCall) -> list[Temporary]:
+    """A copy of the matrix, which cuSOLVER overwrites; where its gesvdj does not converge, another one for gesvd, and
+    the right singular vectors once more (aten/src/ATen/native/cuda/linalg/BatchLinearAlgebraLib.cpp, `svd_cusolver`,
+    `apply_svd_cusolver_gesvd`). What cuSOLVER asks for itself (`gesvdj_bufferSize`) is not known, and not in it."""
+    left, _, right = call.results
+    copy = left.shape[0] * right.shape[1] * right.dtype.itemsize
+    return [Temporary(Band(copy, copy, copy + right.nbytes), "copy of the matrix")]

@@ -66,8 +66,8 @@ Flops = Callable[[Op, Sequence[Arg], Shapes], int]  # of the op, its arguments, 
 FAMILIES = (
     "arithmetic views linear convolution normalization activations pooling softmax reduction loss factories casts "
     "attention joining indexing comparison unary binary scattering rearranging sorting recurrent resample einsum "
-    "quantized distances fourier detection encoder_layer own_backward head_losses ctc bitsandbytes torchao "
-    "inplace_abn experts ring_attention solvers"
+    "quantized distances fourier detection own_backward head_losses packed_linear experts "
+    "ring_attention"
 ).split()
 RING_ATTENTION = "staticmem::ring_attention"  # stands for scaled_dot_product_attention of a divided sequence
 # Sets that several stages name. What all of a family are is a kind.

@@ -18,7 +18,7 @@ from staticmem.engine import optimizers
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph
-from staticmem.ops.solvers import SVD
+from staticmem.ops.linear import SVD
 from staticmem.passes.requested.parameters import projected_weights, weights_of_linear
 from staticmem.scenario.optimizers import APOLLO, GALORE, REFUSED, LowRank, low_rank_of
 from staticmem.scenario.request import Request, request_of

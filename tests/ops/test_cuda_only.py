@@ -11,8 +11,8 @@ from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner
 from staticmem.eager.trace import Copies
 from staticmem.ir import dtypes
+from staticmem.ops.attention import native_multi_head_attention
 from staticmem.ops.convolution import convolution
-from staticmem.ops.encoder_layer import native_multi_head_attention
 from staticmem.ops.normalization import rms_norm
 from staticmem.ops.softmax import softmax
 

@@ -13,8 +13,8 @@ from staticmem.eager.trace import Reduction
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.attention import efficient_backward, flash_backward
-from staticmem.ops.ctc import ctc_temporaries
 from staticmem.ops.indexing import embedding_backward
+from staticmem.ops.loss import ctc_temporaries
 from staticmem.ops.normalization import group_norm_temporaries, layer_norm_partial_sums
 from staticmem.ops.recurrent import recurrent_workspace
 from staticmem.ops.registry import FAMILIES, WORKSPACES, KernelCall, Temporary, rules, workspace

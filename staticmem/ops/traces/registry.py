@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 FAMILIES = (
     "linear convolution normalization activations arithmetic views softmax pooling joining factories rearranging "
     "resample casts indexing attention einsum unary comparison binary sorting reduction scattering loss distances "
-    "recurrent encoder_layer"
+    "recurrent"
 ).split()
 TRACED: dict[str, Callable[..., Any]] = {}
 _CALLED: dict[str, str] = {}  # see `traced`; of the families that are imported

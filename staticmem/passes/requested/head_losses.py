@@ -4,7 +4,7 @@ linear layer, and CTC's.
 `causal-lm` is computed by the model, from its labels: the op runs in the frame of the model, and its result is an
 output before the others. `chunked-cross-entropy` has the last linear layer run on each part of the sequence;
 `linear-cross-entropy` and `fused-linear-cross-entropy` run it inside of the loss. `ctc` reads what the model returns.
-What they allocate is in `ops.head_losses` and `ops.ctc`, with their sources.
+What they allocate is in `ops.head_losses` and `ops.loss`, with their sources.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from staticmem.errors import UsageError
 from staticmem.ir.graph import Graph, Note, Op, Ref
-from staticmem.ops.inplace_abn import ACTIVATIONS, INPLACE_ABN, RELU
+from staticmem.ops.normalization import ACTIVATIONS, INPLACE_ABN, RELU
 from staticmem.ops.registry import JOINS, LINEARS, kinds_of
 from staticmem.passes.edit import with_ops
 

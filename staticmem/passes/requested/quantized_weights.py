@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Note, Op, Parameter, Ref, Value
-from staticmem.ops.torchao import COLUMNS_OF_TILES, GROUP, INNER_TILES, ROWS_OF_TILES
+from staticmem.ops.packed_linear import COLUMNS_OF_TILES, GROUP, INNER_TILES, ROWS_OF_TILES
 from staticmem.passes.edit import names_of, unused_name, with_ops
 from staticmem.passes.requested.layers import (
     EMBEDDING,

@@ -14,7 +14,7 @@ from staticmem.errors import UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Frame, Graph, Op, Parameter, Ref, Value
 from staticmem.liveness import Lifetimes
-from staticmem.ops.inplace_abn import INPLACE_ABN
+from staticmem.ops.normalization import INPLACE_ABN
 from staticmem.passes.requested.inplace_abn import replace_norms
 from staticmem.scenario.request import Request
 from staticmem.scenario.step import Scenario
