@@ -174,6 +174,8 @@ def reads(flag: str, kind: str, example: str = "", noun: str = "", code: str = "
             return kind_of(Option(flag, None, "", kind=kind, example=example)).read(of_plain(value, flag, flag))
         except DocumentError as error:
             hint = error.hint.replace("Example: ", f"Example: {flag} ").replace("40 GiB", example or "64MiB")
+            if kind == "whole" and "," in text:
+                hint = f"Several are tried with 'staticmem sweep --what-if {flag.removeprefix('--')}={text}'."
             what = f"{flag} '{text}' is not {noun or ERRORS[kind][0]}"
             raise UsageError(what, error.why, hint, code or ERRORS[kind][1]) from None
 

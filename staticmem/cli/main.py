@@ -81,6 +81,10 @@ class Parser(argparse.ArgumentParser):
             word = message.split(":", 1)[1].split()[0]
             if word.startswith("--"):
                 hint = self._suggestion(word) or hint  # a verb has too many flags to list
+            elif "unrecognized" in message and not word.startswith("-"):
+                hint = (
+                    "A flag takes one value: several are --gpu A --gpu B, or --what-if batch=8,16 of 'staticmem sweep'."
+                )
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
     def _suggestion(self, word: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from staticmem.ort.report import (
 from staticmem.report.model import GpuFit, NoteInfo, TensorInfo
 from staticmem.scenario.request import Request
 from staticmem.studies.study import assumed_batch, fingerprint
-from staticmem.units import Band, exactly
+from staticmem.units import Band
 
 if TYPE_CHECKING:
     from staticmem.devices.gpus import Gpu
@@ -132,7 +132,7 @@ def session_report(
         DimensionError: a size is missing, or the file fixes another one.
         ModelFileError: a file cannot be read.
     """
-    check_options(options)
+    check_options(options, [name for name in ("gpu", "gpus_file") if getattr(request, name) is not None])
     card = _card(request) if options.provider == "cuda" else None
     opened = open_session(path, request.batch, request.image_size, request.dims, assume=True)
     prediction = predicted(opened, options, optimized)
@@ -158,7 +158,9 @@ def session_report(
             from staticmem.devices.sizing import verdict
             from staticmem.studies.device import gpu_fit
 
-            fit = gpu_fit(card, verdict(exactly(prediction.held).plus(overhead[0]).plus(overhead[1]), card.usable))
+            held, (low, high) = prediction.held, prediction.held_band
+            needed = Band(min(low, held), held, held if high is None else max(high, held))
+            fit = gpu_fit(card, verdict(needed.plus(overhead[0]).plus(overhead[1]), card.usable))
         text = (
             f"device memory is for this GPU: {card.name}{'' if request.gpu else ', as --gpu names no other GPU'}; "
             "context and libraries are those of a PyTorch process there, as there is no reading of the ONNX Runtime"
@@ -181,12 +183,15 @@ def session_report(
     )  # fmt: skip
 
 
-def check_options(options: SessionOptions) -> None:
-    """Raises:
-    UsageError: an option that only the other provider has (SM514).
+def check_options(options: SessionOptions, of_card: Sequence[str] = ()) -> None:
+    """Checks what the provider has; `of_card` are options of a request that say the card.
+
+    Raises:
+        UsageError: an option that only the other provider has (SM514).
     """
     others = [o for o in SESSION_OPTIONS.values() if o.provider not in ("", options.provider)]
     wrong = [one.name for one in others if getattr(options, one.name) != one.default]
+    wrong += [f"--{name.replace('_', '-')}" for name in of_card] if options.provider == "cpu" else []
     if wrong:
         raise UsageError(
             f"{', '.join(wrong)} does not apply to the {options.provider.upper()} provider",

@@ -107,6 +107,12 @@ def test_device_of_cuda(chain: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[SM508]" in err
 
 
+def test_a_card_is_of_the_cuda_provider(capsys: pytest.CaptureFixture[str]) -> None:
+    """Main memory has no card: the verdict on it would be one on nothing."""
+    assert main(["analyze", RESNET, "--no-config", "--runtime", "onnxruntime", "-b", "1", "--gpu", "t4"]) == 2
+    assert "--gpu does not apply to the CPU provider [SM514]" in capsys.readouterr().err
+
+
 def test_arena_strategy_changes_what_is_held(capsys: pytest.CaptureFixture[str]) -> None:
     words = (RESNET, "-b", "4", "--provider", "cuda")
     doubled = analyzed(capsys, *words)["peak"]["held_bytes"]

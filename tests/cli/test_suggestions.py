@@ -67,3 +67,16 @@ def test_the_cause_behind_a_wrapped_exception_is_shown() -> None:
         "RuntimeError: operator torchvision::nms does not exist"
     )
     assert described(ValueError("plain")) == "ValueError: plain"
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("sweep {} --batch 8,16", "staticmem sweep --what-if batch=8,16"),
+        ("sweep {} --batch 8 16", "--what-if batch=8,16"),
+        ("size {} --gpu l4,t4", "--gpu l4 --gpu t4"),
+    ],
+)
+def test_several_values_are_written_otherwise(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words.format(Path(__file__).parents[2] / "models" / "seed.pt2").split(), "--no-config"]) == 2
+    assert hint in capsys.readouterr().err
