@@ -87,6 +87,7 @@ def _no_training(reason: str, why: str, hint: str) -> ModelFileError:
 def unpredictable(what: str) -> ModelFileError:
     """The error for training of a model whose code changes autograd. `what`: an argument of NOT_RECORDED."""
     reasons = {
+        written.INNER: "its code differentiates gradients of an op that keeps more than its results (dropout)",
         written.SAVED_HOOKS: "its code changes what autograd saves (torch.autograd.graph.saved_tensors_hooks)",
         written.HOOKS: "its code has hooks of gradients that could not be recorded",
         COMPILED_HOOKS: "its code has hooks of gradients, and a part of it is compiled",

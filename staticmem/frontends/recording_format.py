@@ -92,6 +92,7 @@ ITERATED = "aten::unbind.__iter__"  # `q, k, v = tensor`: an unbind, which Dynam
 CPU_TENSOR = "staticmem::cpu_tensor"
 # the arguments of NOT_RECORDED
 SAVED_HOOKS, SELECTIVE, HOOKS, SCRIPTED = "saved_tensors_hooks", "context_fn", "hooks", "torch.jit.script"
+INNER = "create_graph"  # a gradient with a history reads what an op has kept beside its results
 NO_GRAD = 1  # flag of an op: it runs under no_grad()
 AUTOCAST = {2: "bfloat16", 4: "float16"}  # flags of an op: the dtype of the region of torch.autocast that it runs in
 # flag of an op: behind it `torch.clear_autocast_cache` is called, as it is where the outermost region ends

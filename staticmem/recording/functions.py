@@ -35,7 +35,7 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
     saved: list[tuple[list[Any], torch.Tensor]] = []  # what stands for a tensor, which lives until the node has it
 
     def pack(tensor: torch.Tensor) -> Any:
-        saved.append((list(watch.pack(tensor)), tensor))
+        saved.append((watch.pack(tensor), tensor))
         return saved[-1][0]
 
     pack.of_recorder = True  # type: ignore[attr-defined]  # `recording.patched` tells it from hooks of the code

@@ -217,7 +217,9 @@ def autocast_dtype() -> torch.dtype | None:
     return torch.get_autocast_dtype(_STANDS_FOR) if torch.is_autocast_enabled(_STANDS_FOR) else None
 
 
-def cast(target: str, args: Sequence[Any], kwargs: Mapping[str, Any], half: torch.dtype) -> tuple[Any, Any]:
+def cast(
+    target: str, args: Sequence[Any], kwargs: Mapping[str, Any], half: torch.dtype, copy: Any = torch.Tensor.to
+) -> tuple[Any, Any]:
     """The arguments of an op as autocast makes them (`staticmem.ops.dispatch.cast_arguments` for real tensors)."""
     rule = lookup(target)
     kind = rule.autocast if rule is not None else ""
@@ -240,7 +242,7 @@ def cast(target: str, args: Sequence[Any], kwargs: Mapping[str, Any], half: torc
     else:
         dtype = half if kind == "half" else torch.float32
     ids = {id(t) for t in floating if t.dtype is not dtype}
-    change = lambda t: t.to(dtype) if id(t) in ids else t  # noqa: E731
+    change = lambda t: copy(t, dtype) if id(t) in ids else t  # noqa: E731
     return tree_map(change, args), tree_map(change, kwargs)
 
 

@@ -147,14 +147,17 @@ class _Call:
         def row(mode: Mode, tensors: Sequence[torch.Tensor]) -> dict[str, Any] | None:
             """The program of a mode; None of code that does not run under autocast: who asks is told (SM328)."""
             training, amp = mode
-            _restore(state)  # no mode has what another one has left on the module
-            for tensor, own, need in zip(owned, tensors, needs, strict=True):
-                _reset(tensor, own, need)
-            for m, was in was_training.items():
-                m.training = was and training
             asked = len(self.env.guards)
             try:
-                program = self._program(owned, training, amp)
+                for casts_are_ops in (False, True):
+                    _restore(state)  # no mode has what another one has left on the module
+                    for tensor, own, need in zip(owned, tensors, needs, strict=True):
+                        _reset(tensor, own, need)
+                    for m, was in was_training.items():
+                        m.training = was and training
+                    program, reads_casts = self._program(owned, training, amp, casts_are_ops)
+                    if not reads_casts:
+                        break
             except Exception:
                 if amp is None:
                     raise
@@ -228,8 +231,12 @@ class _Call:
             for mode in MODES[1:]:
                 added(mode)
 
-    def _program(self, owned: Sequence[torch.Tensor], training: bool, amp: torch.dtype | None) -> Program:
+    def _program(
+        self, owned: Sequence[torch.Tensor], training: bool, amp: torch.dtype | None, casts_are_ops: bool
+    ) -> tuple[Program, bool]:
+        """The program of a mode, and whether it has to be recorded with `casts_are_ops`."""
         watch = Watch(self.module, owned, self.sizes)
+        watch.copies = {} if casts_are_ops else None
         watch.stacks, watch.targets = self.stacks, self.targets
         with (
             self.fake,
@@ -250,7 +257,7 @@ class _Call:
                 if watch.memory_of(program) != first:
                     program.other_call = self._other_call(watch, program, call)
         watch.paused = True
-        return program
+        return program, watch.reads_casts
 
     def _again(self, watch: Watch, call: Callable[[], Program]) -> Program:
         """The next call."""
@@ -291,6 +298,8 @@ class _Call:
             program.output_names = [name for name, _ in outputs.values()]
             program.output_shapes = [self.sizes.shape(t.shape) for _, t in outputs.values()]
         watch.program, watch.paused = Program(), True  # of what ends from here on no op is the last
+        if watch.copies:
+            watch.copies.clear()
         del result, outputs
         watch.paused = False
         watch.end_call(program)

@@ -89,9 +89,13 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.watched: dict[int, Any] = {}  # storage -> weak reference
         self.watched_objects: dict[int, Any] = {}  # value -> weak reference to the tensor
         self.unpacked: dict[int, int] = {}  # storages that stand for saved tensors -> their values
+        self.views: dict[int, tuple[Any, ...]] = {}  # or, of views, values that have a name, each with its layout
         self.owned: set[int] = set()  # storages that live through the step
         self.stack = -1
         self.paused = self.in_backward = self.iterates = False
+        self.unnamed: list[tuple[list[Any], torch.Tensor]] = []  # what the op that runs has saved of its results
+        self.copies: dict[int, torch.Tensor] | None = None  # those of weights, where casts of autocast are ops
+        self.reads_casts = False  # a backward that is recorded reads what autocast has cast
         self.after_op: Callable[[], None] | None = None  # what is written when the op that runs has been
         self._running: list[tuple[torch.nn.Module, str, int, list[int], int]] = []
         self._calls: dict[str, int] = {}
@@ -178,17 +182,45 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """What autograd gets in place of a tensor that it saves."""
-        return self.known_value(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
+        packed = [self.known_value(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, None]
+        if packed[0] is None and not self.paused:
+            self.unnamed.append((packed, tensor))
+        return packed
+
+    def named_saved(self) -> None:
+        """What the op that has run saves of its results, and views of other values that it has made within itself."""
+        while self.unnamed:
+            packed, tensor = self.unnamed.pop()
+            packed[0] = self.known_value(tensor)
+            values = self.by_storage.get(_storage(tensor), ())
+            packed[5] = next(((v, *self.layouts[v]) for v in values if v in self.layouts), None)
 
     def unpack(self, saved: Any) -> torch.Tensor:
-        value, shape, strides, dtype, device = saved
+        value, shape, strides, dtype, device, base = saved
         paused, self.paused = self.paused, True
         tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         self.paused = paused
         self.watch_storage(tensor)
         if value is not None:
             self.unpacked[_storage(tensor)] = value
+        elif base is not None:
+            self.views[_storage(tensor)] = base
+        elif not self.paused:
+            self.reads_casts = True
+            if self.copies is not None:  # casts have names: it is a tensor that an op has made for itself
+                self.not_recorded(written.INNER)
         return tensor
+
+    def copy(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A cast of autocast as an op. The copy of a weight in the region's dtype is kept until the region ends, but
+        none that is made under `inference_mode` (aten/src/ATen/autocast_mode.cpp, `cached_cast`; seen with 2.13)."""
+        is_weight = tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        if self.copies is None or torch.is_inference_mode_enabled() or not is_weight or dtype is torch.float32:
+            return tensor.to(dtype)
+        if id(tensor) not in self.copies:
+            with torch.enable_grad():
+                self.copies[id(tensor)] = tensor.to(dtype)
+        return self.copies[id(tensor)]
 
     # -- ops -----------------------------------------------------------------------------------------------------
 
@@ -211,9 +243,9 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
             with self:  # no rule says what it does, and it is made of others
                 return func.decompose(*args, **kwargs)
         half = gpu.autocast_dtype()
-        if half is not None and torch.is_inference_mode_enabled():
-            with self:  # whose casts autocast never keeps: they are ops of their own (aten/src/ATen/autocast_mode.cpp)
-                args, kwargs = gpu.cast(target, args, kwargs, half)
+        if half is not None and (self.copies is not None or torch.is_inference_mode_enabled()):
+            with self:  # the casts are ops of their own
+                args, kwargs = gpu.cast(target, args, kwargs, half, self.copy)
             half = None
         run_args, run_kwargs = (args, kwargs) if half is None else gpu.cast(target, args, kwargs, half)
         if target == "aten::slice.Tensor":
@@ -222,6 +254,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         results = result if isinstance(result, (list, tuple)) else (result,)
         if any(_is_on_gpu(t) for t in tree_leaves(results)):
             self.add(target, args, kwargs, results, half)
+        if self.unnamed:
+            self.named_saved()
         if self.after_op is not None:
             write, self.after_op = self.after_op, None
             with self:
@@ -373,6 +407,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
 
     def autocast_cleared(self) -> None:
         """The copies of weights that autocast keeps have been dropped."""
+        if self.copies:
+            self.copies.clear()
         if not self.paused and self.program.ops:
             self.program.ops[-1][2] |= written.CLEARS_AUTOCAST
 
@@ -458,6 +494,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         """Python has let go of a storage."""
         self.watched.pop(storage, None)
         self.unpacked.pop(storage, None)
+        self.views.pop(storage, None)
         values = self.by_storage.pop(storage, ())
         self.program.let_go(values)
         for value in values:
@@ -482,14 +519,18 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         if value is not None:
             self.program.last_reads[value] = len(self.program.ops)
             return value
-        values = self.by_storage.get(_storage(tensor))
-        if not values:
+        values, base = self.by_storage.get(_storage(tensor)) or [-1], self.views.get(_storage(tensor))
+        of = base[0] if base is not None else values[0]
+        if of < 0:
             return self.factory(tensor)
         value = self.name(tensor)  # another view of a storage, which no op made
+        flags = 0 if tensor.requires_grad else written.NO_GRAD
+        if base is not None and _layout(tensor) == (base[1][::-1], base[2][::-1], base[3]):
+            self.write("aten::t", [f"{written.REF}{of}"], {}, [value], flags)
+            return value
         shape = [_size(n) for n in self.sizes.shape(tensor.shape)]
         strides = [_size(n) for n in self.sizes.shape(tensor.stride())]
-        flags = 0 if tensor.requires_grad else written.NO_GRAD
-        self.write("aten::as_strided", [f"{written.REF}{values[0]}", shape, strides], {}, [value], flags)
+        self.write("aten::as_strided", [f"{written.REF}{of}", shape, strides], {}, [value], flags)
         return value
 
     def arg(self, arg: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ pytest.importorskip("torch")
 import coded_models
 import real_steps
 import stateful_models
-from coded_models import WIDTH, on_meta
+import torch
+from coded_models import WIDTH, Coded, on_meta
 
+from staticmem.errors import ModelFileError
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.recording.record import record
 from staticmem.scenario.request import request_of
@@ -49,3 +52,47 @@ def test_bands_have_the_calls_that_differ(cls: Any) -> None:
         assert band.low == min(peaks)
         assert band.high >= max(peaks)
         assert any(note.code == "SM388" for note in report.warnings)
+
+
+WITH_HISTORY: dict[str, Callable[[Any], Any]] = {
+    "saves its result": lambda x: x.exp(),
+    "saves its input": lambda x: x**3,
+    "a norm saves both": lambda x: x.norm(dim=1),
+    "of two ops": lambda x: x.cumsum(1) ** 2,
+}
+
+
+@pytest.mark.parametrize("function", WITH_HISTORY.values(), ids=WITH_HISTORY)
+@pytest.mark.parametrize("optimizer", ["adam", None])
+def test_gradients_with_a_history(function: Callable[[Any], Any], optimizer: str | None) -> None:
+    """What an inner backward reads of the forward: results of ops, and the weight of a linear layer, turned."""
+
+    class Penalised(Coded):
+        def middle(self, x: Any) -> Any:
+            with torch.enable_grad():
+                x = x if x.requires_grad else x.detach().requires_grad_()
+                energy = function(self.inner(x)).sum()
+                (grad,) = torch.autograd.grad(energy, x, create_graph=True)
+            return x + grad
+
+    assert figure(Penalised, optimizer) == real_steps.peak(Penalised, [(512, WIDTH)], optimizer=optimizer)
+
+
+def figure(cls: Any, optimizer: str | None) -> int:
+    module, inputs = on_meta(cls)
+    options = {"optimizer": optimizer, "loss": "mean"} if optimizer else {}
+    request = request_of({"batch": 512, "outputs": "dropped", **options})
+    return Study(RecordedModel("<m>", record(module, inputs), "pt2"), request).report.peak.live_bytes
+
+
+def test_gradients_with_a_history_of_what_an_op_keeps_for_itself() -> None:
+    class Masked(Coded):
+        def middle(self, x: Any) -> Any:
+            with torch.enable_grad():
+                x = x if x.requires_grad else x.detach().requires_grad_()
+                masked = torch.dropout(self.inner(x), 0.5, True)
+                (grad,) = torch.autograd.grad(masked.pow(2).sum(), x, create_graph=True)
+            return x + grad
+
+    with pytest.raises(ModelFileError, match="keeps more than its results"):
+        figure(Masked, "adam")
