@@ -205,10 +205,11 @@ class Eager:
             self._scopes.insert(-1, [])
             self.close_scope(keep)
 
-    def free(self, tensor: Tensor) -> None:
-        """Ends a temporary early, unless something owns it."""
-        if tensor.storage.refs == 0:
-            self._free(tensor.storage)
+    def free(self, *tensors: Tensor) -> None:
+        """Ends temporaries early, those that nothing owns."""
+        for tensor in tensors:
+            if tensor.storage.refs == 0:
+                self._free(tensor.storage)
 
     def undo(self, kernel: int) -> bool:
         """Undoes the allocations of `kernel` (an early stop); False, and nothing changes, if anything followed them."""

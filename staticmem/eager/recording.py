@@ -73,10 +73,11 @@ class Recorder(Eager):
             raise ForeignStorageError
         return super().take(tensor, kind, who, op)
 
-    def free(self, tensor: Tensor) -> None:
-        if tensor.storage.id < self.first or not self.own(tensor.storage):
-            raise UnrepeatableError
-        super().free(tensor)
+    def free(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            if tensor.storage.id < self.first or not self.own(tensor.storage):
+                raise UnrepeatableError
+            super().free(tensor)
 
     def _rebase(self, view: Tensor, node: Node) -> NoReturn:
         raise UnrepeatableError

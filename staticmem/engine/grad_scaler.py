@@ -69,8 +69,7 @@ class GradScaler(Feature):
         double = make_scalar(e, "aten._to_copy.default", dtypes.float64)
         reciprocal = make_scalar(e, "aten.reciprocal.default", dtypes.float64)
         inverse = make_scalar(e, "aten._to_copy.default")
-        e.free(double)
-        e.free(reciprocal)
+        e.free(double, reciprocal)
         e.hold(make_scalar(e, "aten.full.default"), self.found_inf)
         e.kernel("aten._amp_foreach_non_finite_check_and_unscale_.default")
         e.free(inverse)
@@ -95,8 +94,7 @@ class ClippedGradients(Feature):
         norms = [e.empty((), g.dtype) for g in gradients]
         stacked = e.empty((len(norms),), norms[0].dtype, kernel="aten.stack.default")
         total = make_scalar(e, "aten.linalg_vector_norm.default", stacked.dtype)
-        for tensor in (stacked, *norms):
-            e.free(tensor)
+        e.free(stacked, *norms)
         added = make_scalar(e, "aten.add.Tensor", total.dtype)
         inverse = make_scalar(e, "aten.reciprocal.default", total.dtype)
         e.free(added)

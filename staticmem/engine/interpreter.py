@@ -46,7 +46,7 @@ class Checkpointing(Protocol):
 
 
 class Compiled(Protocol):
-    """A region [start, end) that runs as compiled code (`engine.compiled`)."""
+    """A region [start, end) that runs as compiled code (`engine.compiled_step`)."""
 
     @property
     def start(self) -> int: ...

@@ -27,20 +27,10 @@ from staticmem.ops.reduction import mean
 from staticmem.ops.registry import rule_of
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import flatten
-from staticmem.scenario.losses import (
-    AFTER_THE_MODEL,
-    AUTO,
-    EVERY,
-    HEAD_LOSSES,
-    ITSELF,
-    OF_THE_MODEL,
-    Term,
-    has_terms,
-    terms_of,
-)
+from staticmem.scenario import losses
 
 _WITH_TARGET_OF_THE_OUTPUT = ("mse", "l1", "smooth-l1", "bce")  # of its shape
-_AN_OUTPUT = ("none", "outputs", *OF_THE_MODEL)  # losses that are outputs of the model
+_AN_OUTPUT = ("none", "outputs", *losses.OF_THE_MODEL)  # losses that are outputs of the model
 _CALLS = {"l1": "aten::l1_loss", "smooth-l1": "aten::smooth_l1_loss", "bce": "aten::binary_cross_entropy_with_logits"}
 
 
@@ -53,7 +43,7 @@ class Criterion(Feature):
         self.values: Sequence[str] = step.graph.outputs[:1]  # the outputs that it is of
         self.name = step.scenario.loss
         self.target: Tensor | None = None
-        self.ops_after_model = int(self.name in AFTER_THE_MODEL and not step.has_own_loss)
+        self.ops_after_model = int(self.name in losses.AFTER_THE_MODEL and not step.has_own_loss)
         self.is_output = self.name in _AN_OUTPUT or step.has_own_loss
 
     def place(self) -> None:
@@ -65,7 +55,7 @@ class Criterion(Feature):
                 text = f"--loss {self.name} is not used: the recording has the loss of the code"
                 step.notes.append(Note("warning", "SM329", text))
             self.name = "none"
-        if self.name in HEAD_LOSSES:  # the graph ends with it
+        if self.name in losses.HEAD_LOSSES:  # the graph ends with it
             return
         if self.name == "auto":
             self.name = choose(shape)
@@ -184,7 +174,7 @@ class TermOfOutput:
     """A term over a value: `term.kind` is no longer `AUTO`, and `term.output` what the output is called in reports."""
 
     value: str
-    term: Term
+    term: losses.Term
     target: Target | None = None
 
 
@@ -196,11 +186,11 @@ def terms_over(graph: Graph, loss: str) -> tuple[TermOfOutput, ...]:
         UsageError: the model has no such output, a loss does not fit its output, or two outputs the target that they
             share.
     """
-    read: dict[str, Term] = {}
-    rest: dict[str, Term] = {}
-    terms = terms_of(loss)
+    read: dict[str, losses.Term] = {}
+    rest: dict[str, losses.Term] = {}
+    terms = losses.terms_of(loss)
     for term in terms:
-        if term.output == EVERY:
+        if term.output == losses.EVERY:
             continue
         value = graph.outputs[_position(graph, term.output)]
         if value in read:
@@ -208,7 +198,7 @@ def terms_over(graph: Graph, loss: str) -> tuple[TermOfOutput, ...]:
             raise UsageError(what, "Two names of it are the same tensor.", "Leave one of them out.", code="SM139")
         read[value] = term
     for term in terms:
-        if term.output == EVERY:
+        if term.output == losses.EVERY:
             called = {value: _called(graph, number) for number, value in enumerate(graph.outputs) if value not in read}
             rest = {value: replace(term, output=name) for value, name in called.items()}
     forms = _forms(graph, [*read, *rest])
@@ -221,7 +211,7 @@ def terms_over(graph: Graph, loss: str) -> tuple[TermOfOutput, ...]:
                 continue
             why = "It is no floating-point tensor." if shape is not None else "It is no tensor."
             raise UsageError(f"--loss {term}: the output has no gradient", why, "Leave it out.", code="SM139")
-        term = replace(term, kind=choose(shape) if term.kind == AUTO else term.kind)
+        term = replace(term, kind=choose(shape) if term.kind == losses.AUTO else term.kind)
         _check(term, shape)
         summands.append(TermOfOutput(value, term, _target(graph, term, shape, targets)))
     if not summands:
@@ -258,11 +248,11 @@ def _forms(graph: Graph, names: Collection[str]) -> dict[str, tuple[Shape | None
     return forms
 
 
-def _check(term: Term, shape: Shape) -> None:
-    if term.kind == ITSELF and len(shape) > 0:
+def _check(term: losses.Term, shape: Shape) -> None:
+    if term.kind == losses.ITSELF and len(shape) > 0:
         raise UsageError(
             f"--loss {term}: the output is no loss",
-            f"'{ITSELF}' takes an output as a loss that the model has computed, and it has shape {list(shape)}.",
+            f"'{losses.ITSELF}' takes an output as a loss that the model has computed, and it has shape {list(shape)}.",
             "Name a loss of it, as mean, or leave it out.",
             code="SM139",
         )
@@ -275,7 +265,7 @@ def _check(term: Term, shape: Shape) -> None:
         )
 
 
-def _target(graph: Graph, term: Term, shape: Shape, targets: dict[object, Target]) -> Target | None:
+def _target(graph: Graph, term: losses.Term, shape: Shape, targets: dict[object, Target]) -> Target | None:
     """The target of a term: of one name, or, without names, of one kind and shape of output, there is one."""
     wanted = target_of(term.kind, shape)
     if wanted is None:
@@ -308,7 +298,9 @@ def notes_on(graph: Graph, terms: Sequence[TermOfOutput]) -> list[Note]:
     parts = []
     for one in terms:
         weight = f"{one.term.weight} x " if one.term.weight else ""
-        parts.append(weight + (one.term.output if one.term.kind == ITSELF else f"{one.term.kind} of {one.term.output}"))
+        parts.append(
+            weight + (one.term.output if one.term.kind == losses.ITSELF else f"{one.term.kind} of {one.term.output}")
+        )
     text = f"the loss is {' + '.join(parts)}"
     shared: dict[str, list[str]] = {}
     for one in terms:
@@ -339,7 +331,7 @@ class SumOfTerms(Criterion):
         self.name = name_of(self.terms)
         self.targets: dict[str, Tensor] = {}
         (first, *others) = self.terms
-        self.is_output = not others and first.term.kind == ITSELF and not first.term.weight
+        self.is_output = not others and first.term.kind == losses.ITSELF and not first.term.weight
 
     def place(self) -> None:
         """Places the targets."""
@@ -358,7 +350,7 @@ class SumOfTerms(Criterion):
 
 def make_criterion(step: RunningStep) -> Criterion:
     """The loss of a step: the one that its scenario names, or a sum of several."""
-    has_one_loss = step.has_own_loss or not has_terms(step.scenario.loss)
+    has_one_loss = step.has_own_loss or not losses.has_terms(step.scenario.loss)
     return Criterion(step) if has_one_loss else SumOfTerms(step)
 
 
@@ -381,8 +373,7 @@ def sum_terms(
             total = loss
             continue
         both = add(e, total, loss)
-        e.free(total)
-        e.free(loss)
+        e.free(total, loss)
         total = both
     assert total is not None
     return total

@@ -99,8 +99,7 @@ def _record_clamp(e: Eager, out: Tensor, self: Tensor, saved: Tensor | None, min
                         e.pointwise("aten.lt.Tensor", *[b for b in bounds if b is not None], dtype=dtypes.bool_)
                     )
                 results[-1] = e.pointwise("aten.where.self", masks[0], grad, dtype=grad.dtype)
-                for mask in masks:
-                    e.free(mask)
+                e.free(*masks)
         return results
 
     formulas = [Formula((1, 2), by_bounds), Formula((0,), _clamp_self(saved, min, max))]

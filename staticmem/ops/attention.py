@@ -34,6 +34,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ir.record import record
+from staticmem.ops import registry
 from staticmem.ops.arithmetic import add, add_, mul
 from staticmem.ops.casts import to_copy
 from staticmem.ops.factories import dropout
@@ -42,18 +43,6 @@ from staticmem.ops.normalization import layer_norm
 from staticmem.ops.onnx import Calls, Context, Results, Shape, integer, like_first, translation
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad, repeat_interleave
-from staticmem.ops.registry import (
-    ANY_HEADS,
-    PADDED_HEADS,
-    KernelCall,
-    Shapes,
-    Temporary,
-    declare,
-    from_ampere,
-    rule,
-    size_of,
-    workspace,
-)
 from staticmem.ops.softmax import softmax
 from staticmem.ops.views import expand, reshape, slice_, transpose
 from staticmem.units import Band, exactly
@@ -210,18 +199,18 @@ def _refusal_of(
     return None
 
 
-def _attention_flops(op: Op, args: Sequence[Arg], shapes: Shapes) -> int:
+def _attention_flops(op: Op, args: Sequence[Arg], shapes: registry.Shapes) -> int:
     """q k^T and p v: batch x heads x queries x keys x (head + value head)."""
-    q, k, v = (size_of(arg, shapes) for arg in args[:3])
+    q, k, v = (registry.size_of(arg, shapes) for arg in args[:3])
     return 2 * prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
 
 
 # what it calls in graphs of torch.compile
 for _kernel in ("efficient_attention", "flash_attention", "flash_attention_for_cpu", "cudnn_attention"):
-    declare(f"_scaled_dot_product_{_kernel}", flops=_attention_flops)
+    registry.declare(f"_scaled_dot_product_{_kernel}", flops=_attention_flops)
 
 
-@rule("scaled_dot_product_attention", kinds=("product",), autocast="half", flops=_attention_flops)
+@registry.rule("scaled_dot_product_attention", kinds=("product",), autocast="half", flops=_attention_flops)
 def scaled_dot_product_attention(
     e: Eager, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -253,9 +242,9 @@ def scaled_dot_product_attention(
 
 def _before_ampere(choice: Choice, query: Tensor) -> str:
     if choice.kernel == "flash" and query.shape[-1] % 8:
-        return PADDED_HEADS
+        return registry.PADDED_HEADS
     if choice.kernel == "math" and query.dtype is dtypes.float32 and choice.reason.startswith(_UNALIGNED):
-        return ANY_HEADS
+        return registry.ANY_HEADS
     return ""
 
 
@@ -417,20 +406,20 @@ _GRADIENT_ROWS = (64, 128)  # queries of a block; kernel_backward.h, kBlockSizeI
 _BLOCK_HEADER = 16  # bytes; kernel_backward.h, GradQTempStorage: a lock, a counter and padding
 
 
-def _held(*bands: Band) -> list[Temporary]:
-    return [Temporary(band, "attention backward") for band in bands]
+def _held(*bands: Band) -> list[registry.Temporary]:
+    return [registry.Temporary(band, "attention backward") for band in bands]
 
 
 # aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash and cuDNN begin with sm_80, and before it the
 # memory-efficient kernel takes float16 and float32 alone (`less_than_sm80_mem_efficient_dtypes`)
-from_ampere(
+registry.from_ampere(
     " ".join(f"aten._scaled_dot_product_{kernel}_attention.default" for kernel in ("flash", "cudnn", "efficient")),
     "fused attention",
 )
 
 
-@workspace("aten._scaled_dot_product_flash_attention_backward.default", results=2)
-def flash_backward(call: KernelCall) -> list[Temporary]:
+@registry.workspace("aten._scaled_dot_product_flash_attention_backward.default", results=2)
+def flash_backward(call: registry.KernelCall) -> list[registry.Temporary]:
     """FlashAttention-2: the sum over d_out x out, the query gradient in float32, expanded key gradients.
 
     aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: softmax_d and dq_accum, rounded to 128
@@ -444,8 +433,8 @@ def flash_backward(call: KernelCall) -> list[Temporary]:
     return _held(*map(exactly, sizes))
 
 
-@workspace("aten._scaled_dot_product_cudnn_attention_backward.default", results=2)
-def cudnn_backward(call: KernelCall) -> list[Temporary]:
+@registry.workspace("aten._scaled_dot_product_cudnn_attention_backward.default", results=2)
+def cudnn_backward(call: registry.KernelCall) -> list[registry.Temporary]:
     """The query gradient and its row sums in float32 (workspace of the graph, MHA.cpp); newer engines need less."""
     batch, heads, queries, head = call.results[0].shape
     rows = batch * heads * queries * _FLOAT
@@ -453,8 +442,8 @@ def cudnn_backward(call: KernelCall) -> list[Temporary]:
     return _held(Band(rows, total, total + batch * heads * round_up(queries, 128) * _FLOAT))
 
 
-@workspace("aten._scaled_dot_product_efficient_attention_backward.default", results=2)
-def efficient_backward(call: KernelCall) -> list[Temporary]:
+@registry.workspace("aten._scaled_dot_product_efficient_attention_backward.default", results=2)
+def efficient_backward(call: registry.KernelCall) -> list[registry.Temporary]:
     """Memory-efficient: delta, and the query gradient in blocks of float32.
 
     aten/src/ATen/native/transformers/cuda/attention_backward.cu: in float32 delta is (grad_out x out).sum(-1), made
@@ -469,7 +458,7 @@ def efficient_backward(call: KernelCall) -> list[Temporary]:
     accumulated = Band(min(sizes), sizes[head > 64], max(sizes))
     if call.results[0].dtype.itemsize < _FLOAT:
         return _held(delta, accumulated)
-    product = Temporary(exactly(delta.expected * head), "attention backward: product", held=False)
+    product = registry.Temporary(exactly(delta.expected * head), "attention backward: product", held=False)
     return [product, *_held(delta, delta, accumulated)]
 
 
@@ -703,7 +692,7 @@ def onnx_rotary_embedding(ctx: Context, node: Node) -> list[Op] | None:
 _linear, _norm, _attention = scoped(linear), scoped(layer_norm), scoped(scaled_dot_product_attention)
 
 
-@rule("_native_multi_head_attention")
+@registry.rule("_native_multi_head_attention")
 def native_multi_head_attention(
     e: Eager, query: Tensor, key: Tensor, value: Tensor, embed_dim: int, num_head: int, qkv_weight: Tensor,
     qkv_bias: Tensor, proj_weight: Tensor, proj_bias: Tensor, mask: Tensor | None = None, need_weights: bool = True,
@@ -739,7 +728,7 @@ def native_multi_head_attention(
     return out, weights
 
 
-@rule("_transformer_encoder_layer_fwd")
+@registry.rule("_transformer_encoder_layer_fwd")
 def transformer_encoder_layer(
     e: Eager, src: Tensor, embed_dim: int, num_heads: int, qkv_weight: Tensor, qkv_bias: Tensor, proj_weight: Tensor,
     proj_bias: Tensor, use_gelu: bool, norm_first: bool, eps: float, norm_weight_1: Tensor, norm_bias_1: Tensor,

@@ -165,8 +165,7 @@ def _record_pow_tensor(e: Eager, out: Tensor, self: Tensor, saved: Tensor, expon
         positive = e.pointwise("aten.ge.Scalar", exponent, dtype=dtypes.bool_)
         zero = e.pointwise("aten.eq.Scalar", saved, dtype=dtypes.bool_)
         condition = e.pointwise("aten.logical_and.default", zero, positive, dtype=dtypes.bool_)
-        e.free(positive)
-        e.free(zero)
+        e.free(positive, zero)
         log = e.pointwise("aten.log.default", saved)
         product = e.pointwise("aten.mul.Tensor", out, log)
         e.empty((), grad.dtype, kernel="aten.zeros.default")
@@ -226,13 +225,11 @@ def _atan2_gradients(self: Tensor, other: Tensor) -> Any:
         square = e.pointwise("aten.mul.Tensor", other)
         first = e.pointwise("aten.mul.Tensor", self)
         total = e.pointwise("aten.add.Tensor", first, square)
-        e.free(first)
-        e.free(square)
+        e.free(first, square)
         inverse = e.pointwise("aten.reciprocal.default", total)
         zero = e.pointwise("aten.eq.Scalar", total, dtype=dtypes.bool_)
         filled = e.pointwise("aten.masked_fill.Scalar", inverse)
-        for done in (inverse, zero):
-            e.free(done)
+        e.free(inverse, zero)
         by_self = by_other = None
         if need[0]:
             scaled = e.pointwise("aten.mul.Tensor", grad, other)

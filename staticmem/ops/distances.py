@@ -82,8 +82,7 @@ def dist(e: Eager, self: Tensor, other: Tensor, p: float = 2) -> Tensor:
         ratio = e.pointwise("aten.div.Tensor", difference, out)
         mask = e.empty((), dtypes.bool_, kernel="aten.eq.Scalar")
         result = e.pointwise("aten.mul.Tensor", ratio, grad_of(grads))
-        e.free(ratio)
-        e.free(mask)
+        e.free(ratio, mask)
         return result
 
     def by_other(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:

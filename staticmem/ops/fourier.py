@@ -107,8 +107,7 @@ def polar(e: Eager, abs: Tensor, angle: Tensor) -> Tensor:
             factor = e.pointwise(kernel, out)
             conjugate = e.empty_like(factor, kernel="aten.clone.default")
             product = e.pointwise("aten.mul.Tensor", grad, conjugate)
-            e.free(conjugate)
-            e.free(factor)
+            e.free(conjugate, factor)
             return product
 
         return times_conjugate("aten.sgn.default"), times_conjugate("aten.mul.Scalar")

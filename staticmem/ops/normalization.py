@@ -551,5 +551,4 @@ def _update(e: Eager, channels: tuple[int, ...], statistic: dtypes.DType) -> Non
     e.free(first)
     less = e.empty((1,), statistic, kernel="aten.sub.Tensor")
     ratio = e.empty(channels, statistic, kernel="aten.div.Tensor")
-    for temporary in (second, less, ratio):
-        e.free(temporary)
+    e.free(second, less, ratio)

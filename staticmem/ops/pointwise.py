@@ -39,8 +39,7 @@ def scalar_dtype(self: Tensor, other: Any) -> DType:
 
 def end_statement(e: Eager, *temporaries: Tensor) -> None:
     """The end of a C++ statement: what its backward has not saved is gone."""
-    for temporary in temporaries:
-        e.free(temporary)
+    e.free(*temporaries)
 
 
 def grad_of(grads: Grads) -> Tensor:

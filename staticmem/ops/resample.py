@@ -87,8 +87,7 @@ def affine_grid_generator(e: Eager, theta: Tensor, size: Any, align_corners: boo
             if not align_corners:
                 scaled = e.empty((length,), grad.dtype, kernel="aten.mul.Scalar")
                 unscaled, line = line, e.empty((length,), grad.dtype, kernel="aten.div.Scalar")
-                e.free(scaled)
-                e.free(unscaled)
+                e.free(scaled, unscaled)
             e.free(line)
         product = e.empty((n, len(spatial) + 1, len(spatial)), grad.dtype, kernel="aten.bmm.default")
         shape, (batch, row, column) = (n, len(spatial), len(spatial) + 1), product.strides

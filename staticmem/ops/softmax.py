@@ -127,8 +127,7 @@ def cumprod(e: Eager, self: Tensor, dim: int, dtype: DType | None = None) -> Ten
             e.empty_like(product, kernel=kernel)
             for kernel in ("aten.flip.default", "aten.cumsum.default", "aten.flip.default")
         ]
-        for temporary in products[:2]:
-            e.free(temporary)
+        e.free(*products[:2])
         return e.pointwise("aten.div.Tensor", products[2], self)
 
     return e.record("CumprodBackward0", out, [self], [Formula((0,), gradient)], [self, out])
@@ -156,12 +155,10 @@ def logcumsumexp(e: Eager, self: Tensor, dim: int) -> Tensor:
             reverse = e.empty_like(difference, kernel="aten.flip.default")
             total = e.empty(reverse.shape, reverse.dtype, kernel="aten.logcumsumexp.default")
             back = e.empty_like(total, kernel="aten.flip.default")
-            e.free(reverse)
-            e.free(total)
+            e.free(reverse, total)
             shifted = e.pointwise("aten.add.Tensor", back, self)
             parts.append(e.pointwise("aten.exp.default", shifted))
-            for done in (difference, back, shifted):
-                e.free(done)
+            e.free(difference, back, shifted)
         return e.pointwise("aten.sub.Tensor", *parts)
 
     return e.record("LogcumsumexpBackward0", out, [self], [Formula((0,), gradient)], [self, out])

@@ -121,8 +121,7 @@ def sinc(e: Eager, self: Tensor) -> Tensor:
         difference = e.pointwise("aten.sub.Tensor", product, sine)
         ratio = e.pointwise("aten.div.Tensor", difference, denominator)
         result = e.pointwise("aten.mul.Tensor", grad, ratio)
-        for done in (sine, cosine, product, difference, ratio):
-            e.free(done)
+        e.free(sine, cosine, product, difference, ratio)
         e.empty((), grad.dtype, kernel="aten.scalar_tensor.default")
         mask = e.pointwise("aten.eq.Scalar", self, dtype=dtypes.bool_)
         return e.pointwise("aten.where.self", mask, result, dtype=grad.dtype)

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 from staticmem.errors import DimensionError, UsageError
 from staticmem.ir.graph import Note
 from staticmem.ir.model_file import Binding, ModelFile, resolve
+from staticmem.ort import report
 from staticmem.ort.options import SESSION_OPTIONS, SessionOptions
-from staticmem.ort.report import (
-    ARENA_CATEGORIES,
-    SCHEMA,
-    SessionBand,
-    SessionModel,
-    SessionNode,
-    SessionPeak,
-    SessionReport,
-    SessionScenario,
-)
 from staticmem.report.model import GpuFit, NoteInfo, TensorInfo
 from staticmem.scenario.request import Request
 from staticmem.studies.study import assumed_batch, fingerprint
@@ -117,7 +108,7 @@ def predicted(opened: Opened, options: SessionOptions, saved: str | None) -> Ses
 
 def session_report(
     path: str, request: Request, options: SessionOptions, optimized: str | None = None, threads_given: bool = True
-) -> SessionReport:
+) -> report.SessionReport:
     """What a session of the ONNX Runtime holds when it runs a file.
 
     Args:
@@ -167,15 +158,15 @@ def session_report(
         )
         notes.append(Note("assumption", "SM527", text))
     size, digest = fingerprint(opened.model.path)
-    model = SessionModel(
+    model = report.SessionModel(
         opened.model.path, opened.model.format, opened.model.producer, size, digest,
         tuple(TensorInfo(s.name, s.dtype.name, opened.binding.shapes[s.name], s.shape) for s in opened.model.inputs),
         tuple(v.name for v in opened.proto.graph.output), sum(row.run == 1 for row in prediction.rows),
     )  # fmt: skip
     rows = sorted((row for row in prediction.rows if row.run == 1), key=lambda row: -row.requested)
-    return SessionReport(
-        SCHEMA, model, _scenario(opened, options, optimized), _peak(prediction, overhead, exact), exact,
-        tuple(SessionNode(row.name, row.op, row.requested, row.workspace) for row in rows[: request.top]),
+    return report.SessionReport(
+        report.SCHEMA, model, _scenario(opened, options, optimized), _peak(prediction, overhead, exact), exact,
+        tuple(report.SessionNode(row.name, row.op, row.requested, row.workspace) for row in rows[: request.top]),
         card.name if card is not None else None,
         fit,
         tuple(NoteInfo(n.code, n.text, n.count) for n in notes if n.kind != "warning"),
@@ -201,7 +192,7 @@ def check_options(options: SessionOptions, of_card: Sequence[str] = ()) -> None:
         )
 
 
-def _scenario(opened: Opened, options: SessionOptions, optimized: str | None) -> SessionScenario:
+def _scenario(opened: Opened, options: SessionOptions, optimized: str | None) -> report.SessionScenario:
     shapes = [(spec, opened.binding.shapes[spec.name]) for spec in opened.model.inputs]
     graph = "as the runtime saved it" if optimized is not None else "as in the file"
     shown = {f.name: getattr(options, f.name) for f in fields(options) if f.name not in ("provider", "runs")}
@@ -209,7 +200,7 @@ def _scenario(opened: Opened, options: SessionOptions, optimized: str | None) ->
         shown.update(dict.fromkeys(_CUDA_ONLY))
     else:
         shown.update(enable_cpu_mem_arena=None, intra_op_num_threads=None, processor=None)
-    return SessionScenario(
+    return report.SessionScenario(
         "onnxruntime", VERSION, options.provider, "infer",
         next((shape[0] for _, shape in shapes if shape), None),
         next((size for spec, shape in shapes if (size := spec.resolution_of(shape)) is not None), None),
@@ -217,7 +208,7 @@ def _scenario(opened: Opened, options: SessionOptions, optimized: str | None) ->
     )  # fmt: skip
 
 
-def _peak(prediction: SessionPrediction, overhead: tuple[Band, Band] | None, exact: bool) -> SessionPeak:
+def _peak(prediction: SessionPrediction, overhead: tuple[Band, Band] | None, exact: bool) -> report.SessionPeak:
     rows = [row for row in prediction.rows if row.run == 1]
     top = max(rows, key=lambda row: row.requested, default=None)
     last = prediction.requested - prediction.weights.total
@@ -226,7 +217,7 @@ def _peak(prediction: SessionPrediction, overhead: tuple[Band, Band] | None, exa
         "weights": prediction.weights.arena, "packed_weights": prediction.weights.packed, "pattern_block": block,
         "tensors": last - block, "cached": prediction.held - prediction.requested,
     }  # fmt: skip
-    assert tuple(parts) == ARENA_CATEGORIES
+    assert tuple(parts) == report.ARENA_CATEGORIES
     limit, bands = prediction.options.gpu_mem_limit, {}
     device = host = None
     if overhead is not None:
@@ -235,21 +226,21 @@ def _peak(prediction: SessionPrediction, overhead: tuple[Band, Band] | None, exa
         both = context.plus(libraries)
         device = prediction.held + both.expected
         # kernels of CUDA take workspaces from the arena that nothing but its limit bounds
-        bands["held"] = SessionBand(prediction.held, limit)
-        bands["device"] = SessionBand(prediction.held + both.low, None if limit is None else limit + both.high)
+        bands["held"] = report.SessionBand(prediction.held, limit)
+        bands["device"] = report.SessionBand(prediction.held + both.low, None if limit is None else limit + both.high)
     else:
         parts |= {"weights_outside": prediction.weights.outside, "inputs": prediction.inputs}
         beside = prediction.weights.outside + prediction.inputs
         host = prediction.held + beside
         if not exact:
             low, high = prediction.held_band
-            bands["requested"] = SessionBand(*prediction.requested_band)
-            bands["held"] = SessionBand(low, high)
-            bands["host"] = SessionBand(low + beside, None if high is None else high + beside)
+            bands["requested"] = report.SessionBand(*prediction.requested_band)
+            bands["held"] = report.SessionBand(low, high)
+            bands["host"] = report.SessionBand(low + beside, None if high is None else high + beside)
     name, op = (top.name, top.op) if top is not None else (None, None)
     workspace, held = prediction.workspace if prediction.workspace_known else None, prediction.held
     asked = prediction.requested
-    return SessionPeak(prediction.tensors, name, op, asked, workspace, held, device, host, bands, parts)
+    return report.SessionPeak(prediction.tensors, name, op, asked, workspace, held, device, host, bands, parts)
 
 
 def _card(request: Request) -> Gpu:

@@ -7,17 +7,7 @@ from dataclasses import replace
 
 from staticmem.frontends.architectures import model_name
 from staticmem.liveness.why import short
-from staticmem.report.model import (
-    MOST_BATCH,
-    DeviceInfo,
-    GpuFit,
-    LargestSize,
-    Peak,
-    PhasePeak,
-    Phases,
-    Report,
-    ScenarioInfo,
-)
+from staticmem.report import model
 from staticmem.report.text import PLAIN, View
 from staticmem.scenario.strategies import STRATEGIES
 
@@ -40,7 +30,7 @@ def category_name(category: str) -> str:
     return CATEGORY_NAMES.get(category, category)
 
 
-def optimizer_name(scenario: ScenarioInfo) -> str:
+def optimizer_name(scenario: model.ScenarioInfo) -> str:
     """`Adam`, `SGD with momentum 0.9`, `AdamW (fused)`; empty without one."""
     if scenario.optimizer is None:
         return ""
@@ -52,7 +42,7 @@ def optimizer_name(scenario: ScenarioInfo) -> str:
     return name if scenario.optimizer_impl == "foreach" else f"{name} ({scenario.optimizer_impl})"
 
 
-def compiled_rows(report: Report, view: View) -> list[tuple[str, str]]:
+def compiled_rows(report: model.Report, view: View) -> list[tuple[str, str]]:
     """What torch.compile made of the step, as rows of a title and a text; none of an eager step."""
     compiled = report.compiled
     if compiled is None:
@@ -69,7 +59,7 @@ def compiled_rows(report: Report, view: View) -> list[tuple[str, str]]:
     return rows
 
 
-def cache_rows(report: Report, view: View) -> list[tuple[str, str]]:
+def cache_rows(report: model.Report, view: View) -> list[tuple[str, str]]:
     """What the cache of `generate` takes, as rows of a title and a text; none of another step."""
     asked = report.generation
     if asked is None:
@@ -83,14 +73,14 @@ def cache_rows(report: Report, view: View) -> list[tuple[str, str]]:
     return [*rows, ("all sequences", view.size(asked.cache_bytes))]
 
 
-def place(at: Peak | PhasePeak) -> str:
+def place(at: model.Peak | model.PhasePeak) -> str:
     """`threshold_backward in layer4.2.relu`; empty where nothing was allocated."""
     if not at.at_op:
         return ""
     return f"{short(at.at_op)} in {at.module}" if at.module else short(at.at_op)
 
 
-def step_name(report: Report) -> str:
+def step_name(report: model.Report) -> str:
     """`training resnet50.pt2, batch 32, Adam`; an assumed batch is marked."""
     scenario = report.scenario
     names = {"train": "training", "generate": "generation with"}
@@ -136,7 +126,7 @@ def _size_and_name(part: tuple[str, int]) -> tuple[int, str]:
     return -part[1], part[0]
 
 
-def meter_rows(peak: Peak, view: View) -> list[tuple[str, str, str]]:
+def meter_rows(peak: model.Peak, view: View) -> list[tuple[str, str, str]]:
     """The meters of the report: name, expected peak, and the band where it is open."""
     rows = []
     for name in METERS:
@@ -147,7 +137,7 @@ def meter_rows(peak: Peak, view: View) -> list[tuple[str, str, str]]:
     return rows
 
 
-def phase_rows(phases: Phases) -> list[tuple[str, int, str, int | None]]:
+def phase_rows(phases: model.Phases) -> list[tuple[str, int, str, int | None]]:
     """The phases of a step: name, bytes, where the peak is, and the activations that are kept at the forward's end for
     a backward."""
     kept = phases.forward_end_activation_bytes if phases.backward is not None else None
@@ -195,7 +185,7 @@ def plural(n: int, word: str) -> str:
     return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
-def verdict(report: Report, view: View = PLAIN) -> str:
+def verdict(report: model.Report, view: View = PLAIN) -> str:
     """The answer: whether the step fits, how much of what; then the peak of live tensors."""
     peak, gpu, step = report.peak, report.gpu, step_name(report)
     live, at = view.size(peak.live_bytes), place(peak)
@@ -232,7 +222,7 @@ UNSAID: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def unsaid_text(report: Report) -> str:
+def unsaid_text(report: model.Report) -> str:
     """What the band of the peak begins so low for, and what makes it narrow; empty where the file says it all."""
     open_facts = dict.fromkeys(UNSAID[note.code] for note in report.assumptions if note.code in UNSAID)
     band = report.peak.bands["live"]
@@ -250,19 +240,19 @@ def _title(strategy: str) -> str:
     return STRATEGIES[strategy].title if strategy in STRATEGIES else strategy
 
 
-def next_step(report: Report) -> str:
+def next_step(report: model.Report) -> str:
     """What to ask next, by the answer."""
     return " ".join(filter(None, (unsaid_text(report), _next_verb(report), _other_engine(report))))
 
 
-def _other_engine(report: Report) -> str:
+def _other_engine(report: model.Report) -> str:
     """Of an ONNX file in inference: the figures are those of PyTorch, and many run such files elsewhere."""
     if report.model.format != "onnx" or report.scenario.mode != "infer":
         return ""
     return "The figures are PyTorch's: --runtime onnxruntime --provider cuda has those of the ONNX Runtime."
 
 
-def _next_verb(report: Report) -> str:
+def _next_verb(report: model.Report) -> str:
     gpu = report.gpu
     if gpu is None:
         return "Next: --gpu NAME says whether a card holds it; `staticmem size` compares cards."
@@ -275,7 +265,7 @@ def _next_verb(report: Report) -> str:
     return ""
 
 
-def fit_text(gpu: GpuFit, view: View) -> str:
+def fit_text(gpu: model.GpuFit, view: View) -> str:
     """`fits a GeForce RTX 4090 with 3.10 GiB to spare`, with why it is tight and on which condition it runs."""
     card = with_article(gpu.name)
     if gpu.obstacle:
@@ -300,7 +290,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def returned_text(device: DeviceInfo | None, view: View) -> str:
+def returned_text(device: model.DeviceInfo | None, view: View) -> str:
     """What the allocator has to give back, as the end of a sentence; empty where that is nothing."""
     if device is None or not device.retries:
         return ""
@@ -311,14 +301,14 @@ def returned_text(device: DeviceInfo | None, view: View) -> str:
     )
 
 
-def largest_of(report: Report) -> LargestSize | None:
+def largest_of(report: model.Report) -> model.LargestSize | None:
     """The largest batch or size of a dimension that was asked for."""
     if report.max_batch is not None:
-        return LargestSize.of_batch(report.max_batch)
+        return model.LargestSize.of_batch(report.max_batch)
     return report.max_dim
 
 
-def largest_text(report: Report, view: View = PLAIN) -> str:
+def largest_text(report: model.Report, view: View = PLAIN) -> str:
     """`The largest batch on l4 is 234 ...`; empty where it was not computed."""
     largest = largest_of(report)
     if largest is None:
@@ -327,7 +317,7 @@ def largest_text(report: Report, view: View = PLAIN) -> str:
     if largest.size == 0:
         need = "" if largest.next_device_bytes is None else f": {view.size(largest.next_device_bytes)} are needed"
         return f"No {name} fits {largest.gpu}{need}."
-    behind = "the model takes none larger" if largest.size < MOST_BATCH else "larger ones are not tried"
+    behind = "the model takes none larger" if largest.size < model.MOST_BATCH else "larger ones are not tried"
     if largest.next_device_bytes is not None:
         behind = f"{largest.next_size} needs {view.size(largest.next_device_bytes)}"
     safe = f"{largest.safe_size} is" if largest.safe_size else "none is"

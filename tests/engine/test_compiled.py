@@ -14,7 +14,7 @@ from staticmem.compiler.aot.joint import NotTracedError
 from staticmem.compiler.plan import CompiledCall, Output, Plan, PlannedBuffer, Step
 from staticmem.eager.reasons import Reason
 from staticmem.eager.strides import Form, contiguous_strides, form_of
-from staticmem.engine.compiled import CompiledRegion
+from staticmem.engine.compiled_step import CompiledRegion
 from staticmem.engine.step import StepResult, StepRun
 from staticmem.ir.graph import Graph, Op, Ref
 from staticmem.liveness import Lifetimes

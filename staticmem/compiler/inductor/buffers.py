@@ -9,22 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from staticmem.compiler.inductor import layout
-from staticmem.compiler.inductor.indexing import (
-    NO_VIEWS,
-    Step,
-    Views,
-    chain,
-    dependence,
-    in_short,
-    in_strides,
-    new_shape,
-    simplest,
-    stride_hints,
-    strides_through,
-    then,
-    without_ones,
-)
+from staticmem.compiler.inductor import indexing, layout
 from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, form_of, storage_bytes
 from staticmem.ir.dtypes import DType
 from staticmem.tracing.nodes import Node
@@ -46,22 +31,22 @@ class Place(NamedTuple):
 
     what: object
     shape: Shape
-    views: Views
+    views: indexing.Views
 
 
-def at_views(weights: Weights, shape: Shape, views: Views) -> Weights:
+def at_views(weights: Weights, shape: Shape, views: indexing.Views) -> Weights:
     """What a view of a computation of this shape computes."""
     if not views or not weights:
         return weights
     return {_at(what, shape, views): count for what, count in weights.items()}
 
 
-def _at(what: object, shape: Shape, views: Views) -> object:
+def _at(what: object, shape: Shape, views: indexing.Views) -> object:
     if isinstance(what, Place):
-        return _at(what.what, what.shape, then(what.views, shape, views))
+        return _at(what.what, what.shape, indexing.then(what.views, shape, views))
     if type(what) is tuple and what[0] in ANYWHERE:
         return what
-    views = simplest(shape, views)
+    views = indexing.simplest(shape, views)
     return Place(what, shape, views) if views else what
 
 
@@ -103,7 +88,7 @@ class Buffer:
         self.strides = contiguous_strides(shape) if strides is None else strides
         self.fresh, self.what, self.op = fresh, what, op
         self.into: Buffer | None = None
-        self.into_views: Views = NO_VIEWS
+        self.into_views: indexing.Views = indexing.NO_VIEWS
         self.mutates: Buffer | None = None
         self.recomputed = False
         self.without_tensor = False  # the tuple of a kernel with several results
@@ -149,7 +134,7 @@ class Buffer:
         if whole is None:
             return self.strides, 0
         strides, offset = whole.place()
-        placed = strides_through(whole.shape, strides, self.into_views)
+        placed = indexing.strides_through(whole.shape, strides, self.into_views)
         assert placed is not None, "parts of a concatenation are slices"
         return placed[0], placed[1] + offset
 
@@ -162,25 +147,25 @@ class Read:
 
     __slots__ = ("buffer", "views")
 
-    def __init__(self, buffer: Buffer, views: Views) -> None:
+    def __init__(self, buffer: Buffer, views: indexing.Views) -> None:
         self.buffer, self.views = buffer, views
 
-    def key(self) -> tuple[int, Views]:
-        return self.buffer.number, in_short(self.views)
+    def key(self) -> tuple[int, indexing.Views]:
+        return self.buffer.number, indexing.in_short(self.views)
 
     def strides(self) -> tuple[Strides, int] | None:
         """Strides and offset over the loops, or None where the index is not linear."""
         strides, offset = self.buffer.place()
-        placed = strides_through(self.buffer.shape, strides, self.views)
+        placed = indexing.strides_through(self.buffer.shape, strides, self.views)
         return placed and (placed[0], placed[1] + offset)
 
     def hints(self) -> Strides:
         """Strides over the loops, as far as an index that is not linear has them."""
-        return stride_hints(self.buffer.shape, self.buffer.place()[0], self.views)
+        return indexing.stride_hints(self.buffer.shape, self.buffer.place()[0], self.views)
 
     def dependence(self) -> tuple[bool, ...]:
         """Which loops its index depends on."""
-        return dependence(self.buffer.shape, self.buffer.place()[0], self.views)
+        return indexing.dependence(self.buffer.shape, self.buffer.place()[0], self.views)
 
 
 class Loops:
@@ -240,7 +225,11 @@ def once(reads: Iterable[Read], shape: Shape) -> tuple[Read, ...]:
     for read in every:
         placed = read.strides()
         linear = placed is not None and len(placed[0]) == len(shape)
-        key = (without_ones(shape, placed[0]), placed[1]) if placed is not None and linear else in_short(read.views)
+        key = (
+            (indexing.without_ones(shape, placed[0]), placed[1])
+            if placed is not None and linear
+            else indexing.in_short(read.views)
+        )
         unique.setdefault((read.buffer.number, key), read)
     return tuple(unique.values())
 
@@ -259,7 +248,7 @@ class Value:
 
     __slots__ = ("box", "dtype", "shape", "views")
 
-    def __init__(self, box: Box, shape: Shape, dtype: DType, views: Views = NO_VIEWS) -> None:
+    def __init__(self, box: Box, shape: Shape, dtype: DType, views: indexing.Views = indexing.NO_VIEWS) -> None:
         self.box, self.shape, self.dtype, self.views = box, shape, dtype, views
 
     @classmethod
@@ -277,7 +266,7 @@ class Value:
     def strides(self) -> tuple[Strides, int] | None:
         """Strides and offset in its buffer, or None where it has none or they are not linear."""
         buffer = self.buffer
-        return strides_through(buffer.shape, buffer.strides, self.views) if buffer else None
+        return indexing.strides_through(buffer.shape, buffer.strides, self.views) if buffer else None
 
     def load(self) -> tuple[Sequence[Read], Weights]:
         """What it takes to compute an element of this (`make_loader`)."""
@@ -289,13 +278,13 @@ class Value:
             return (Read(data, self.views),), NOTHING
         if not self.views:
             return data.reads, data.weights
-        moved = tuple(Read(r.buffer, then(r.views, data.shape, self.views)) for r in data.reads)
+        moved = tuple(Read(r.buffer, indexing.then(r.views, data.shape, self.views)) for r in data.reads)
         return moved, at_views(data.weights, data.shape, self.views)
 
-    def view(self, step: Step, *, pad: bool = True) -> Value:
+    def view(self, step: indexing.Step, *, pad: bool = True) -> Value:
         """A view of this. One of a buffer decides the strides of the buffer."""
         buffer = self.buffer
-        new = new_shape(step)
+        new = indexing.new_shape(step)
         if buffer is not None and buffer.flexible and new != self.shape:
             if step[0] == "reshape" and not self.views and buffer.strides == contiguous_strides(buffer.shape):
                 buffer.freeze_as(buffer.strides, pad=False)  # View.create: require_exact_strides
@@ -304,10 +293,10 @@ class Value:
         if step[0] == "slice" and buffer is None:
             step = ("cut", *step[1:])
         if step[0] == "reshape" and buffer is not None:
-            told = all(in_strides(other) for other in self.views if other[0] == "reshape")
-            if told and strides_through(buffer.shape, buffer.strides, (*self.views, step)) is not None:
+            told = all(indexing.in_strides(other) for other in self.views if other[0] == "reshape")
+            if told and indexing.strides_through(buffer.shape, buffer.strides, (*self.views, step)) is not None:
                 step = ("reshape", None, new)
-        return Value(self.box, new, self.dtype, chain(self.views, step, self.shape))
+        return Value(self.box, new, self.dtype, indexing.chain(self.views, step, self.shape))
 
 
 class Operation:

@@ -23,6 +23,7 @@ from staticmem.eager.strides import Form
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.attention import choose_kernel, like_query, refusal
+from staticmem.ops.traces import views
 from staticmem.ops.traces.arithmetic import add, mul, mul_scalar
 from staticmem.ops.traces.casts import to_copy
 from staticmem.ops.traces.factories import dropout
@@ -31,18 +32,6 @@ from staticmem.ops.traces.rearranging import constant_pad, repeat_interleave
 from staticmem.ops.traces.reduction import mean
 from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.softmax import softmax, softmax_forward, softmax_gradient
-from staticmem.ops.traces.views import (
-    contiguous,
-    expand,
-    permute,
-    select,
-    slice_,
-    squeeze,
-    transpose,
-    unflatten,
-    unsqueeze,
-    view,
-)
 from staticmem.tracing.nodes import GETITEM, Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
 
@@ -89,8 +78,8 @@ def _prepared(t: Tracer, mask: Node, shape: tuple[int, ...]) -> Node:
     """`preprocess_mask`: rows that begin at multiples of 8, in a copy with longer rows where they do not."""
     if any(stride % _ALIGNMENT for stride in mask.strides[:-1]) or mask.strides[-1] != 1:
         width = mask.shape[-1]
-        mask = slice_(t, constant_pad(t, mask, (0, _ALIGNMENT - width % _ALIGNMENT)), -1, 0, width)
-    return expand(t, mask, shape)
+        mask = views.slice_(t, constant_pad(t, mask, (0, _ALIGNMENT - width % _ALIGNMENT)), -1, 0, width)
+    return views.expand(t, mask, shape)
 
 
 def _fused(
@@ -185,7 +174,7 @@ def _padded_flash(t: Tracer, query: Node, key: Node, value: Node, p: float, caus
     if missing:
         query, key, value = (constant_pad(t, of, (0, missing)) for of in (query, key, value))
     out: Node = flash(t, query, key, value, p, causal, scale=scale)[0]
-    return slice_(t, out, -1, 0, size) if missing else out
+    return views.slice_(t, out, -1, 0, size) if missing else out
 
 
 @traced("_scaled_dot_product_flash_attention")
@@ -225,7 +214,7 @@ def _math(
     if q.ndim >= 3 and q.shape[-3] != k.shape[-3]:
         k = repeat_interleave(t, k, q.shape[-3] // k.shape[-3], -3)
         v = repeat_interleave(t, v, q.shape[-3] // v.shape[-3], -3)
-    scores = matmul(t, q, mul_scalar(t, transpose(t, k, -2, -1), factor))
+    scores = matmul(t, q, mul_scalar(t, views.transpose(t, k, -2, -1), factor))
     if mask is not None:
         scores = add(t, scores, mask)
     weights = safe_softmax(t, scores, -1)
@@ -266,20 +255,23 @@ def native_multi_head_attention(
         raise ValueError("masks, keys and values of other tensors are not traced")
     batch, length, _ = query.shape
     head = embed_dim // num_head
-    packed = linear(t, transpose(t, query, 1, 0), qkv_weight, qkv_bias)
-    packed = transpose(t, unsqueeze(t, unflatten(t, packed, -1, (3, embed_dim)), 0), 0, -2)
-    packed = contiguous(t, squeeze(t, packed, -2))
-    q, k, v = (transpose(t, view(t, select(t, packed, 0, k), (length, batch * num_head, head)), 0, 1) for k in range(3))
+    packed = linear(t, views.transpose(t, query, 1, 0), qkv_weight, qkv_bias)
+    packed = views.transpose(t, views.unsqueeze(t, views.unflatten(t, packed, -1, (3, embed_dim)), 0), 0, -2)
+    packed = views.contiguous(t, views.squeeze(t, packed, -2))
+    q, k, v = (
+        views.transpose(t, views.view(t, views.select(t, packed, 0, k), (length, batch * num_head, head)), 0, 1)
+        for k in range(3)
+    )
     weights = None
     if need_weights:
         q = mul(t, q, math.sqrt(1.0 / head))
-        scores = softmax(t, bmm(t, q, transpose(t, k, -2, -1)), -1)
-        joined = view(t, transpose(t, bmm(t, scores, v), 0, 1), (length * batch, embed_dim))
-        weights = view(t, scores, (batch, num_head, length, length))
+        scores = softmax(t, bmm(t, q, views.transpose(t, k, -2, -1)), -1)
+        joined = views.view(t, views.transpose(t, bmm(t, scores, v), 0, 1), (length * batch, embed_dim))
+        weights = views.view(t, scores, (batch, num_head, length, length))
         weights = mean(t, weights, (1,)) if average_attn_weights else weights
     else:
-        q, k, v = (view(t, part, (batch, num_head, length, head)) for part in (q, k, v))
-        attended = permute(t, scaled_dot_product_attention(t, q, k, v), (2, 0, 1, 3))
-        joined = view(t, attended, (batch * length, embed_dim))
-    out = view(t, linear(t, joined, proj_weight, proj_bias), (length, batch, embed_dim))
-    return [contiguous(t, transpose(t, out, 1, 0)), weights]
+        q, k, v = (views.view(t, part, (batch, num_head, length, head)) for part in (q, k, v))
+        attended = views.permute(t, scaled_dot_product_attention(t, q, k, v), (2, 0, 1, 3))
+        joined = views.view(t, attended, (batch * length, embed_dim))
+    out = views.view(t, linear(t, joined, proj_weight, proj_bias), (length, batch, embed_dim))
+    return [views.contiguous(t, views.transpose(t, out, 1, 0)), weights]

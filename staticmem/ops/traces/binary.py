@@ -10,16 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from staticmem.ir import dtypes
-from staticmem.ops.binary import (
-    by_base,
-    by_divisor,
-    by_factor,
-    by_start,
-    by_weight,
-    power_share,
-    product_over,
-    softmax_share,
-)
+from staticmem.ops import binary
 from staticmem.ops.traces.comparison import boolean, chosen
 from staticmem.ops.traces.registry import traced
 from staticmem.ops.traces.unary import isnan
@@ -32,7 +23,7 @@ def pow_(t: Tracer, self: Any, exponent: Any) -> Node:
     if type(exponent) is Node:
         return pow_tensor(t, self, exponent) if type(self) is Node else pow_of_number(t, self, exponent)
     out = t.pointwise("aten::pow.Tensor_Scalar", self, exponent)
-    return t.derive(out, self, lambda grad: by_base(t, grad, self, exponent))
+    return t.derive(out, self, lambda grad: binary.by_base(t, grad, self, exponent))
 
 
 @traced("pow.Tensor_Tensor")
@@ -60,7 +51,7 @@ def pow_tensor(t: Tracer, self: Node, exponent: Node) -> Node:
 @traced("pow.Scalar")
 def pow_of_number(t: Tracer, self: float, exponent: Node) -> Node:
     out = t.pointwise("aten::pow.Scalar", self, exponent)
-    return t.derive(out, exponent, lambda grad: by_factor(t, grad, out, math.log(self)))
+    return t.derive(out, exponent, lambda grad: binary.by_factor(t, grad, out, math.log(self)))
 
 
 @traced("addcmul")
@@ -71,8 +62,8 @@ def addcmul(t: Tracer, self: Node, tensor1: Node, tensor2: Node, *, value: float
         out,
         [self, tensor1, tensor2],
         (0, lambda grad: grad),
-        (1, lambda grad: by_factor(t, grad, tensor2, value)),
-        (2, lambda grad: by_factor(t, grad, tensor1, value)),
+        (1, lambda grad: binary.by_factor(t, grad, tensor2, value)),
+        (2, lambda grad: binary.by_factor(t, grad, tensor1, value)),
     )
 
 
@@ -85,7 +76,7 @@ def addcdiv(t: Tracer, self: Node, tensor1: Node, tensor2: Node, *, value: float
         [self, tensor1, tensor2],
         (0, lambda grad: grad),
         (1, lambda grad: t.mul(grad, t.div(t.full(tensor2.shape, value, tensor2.dtype), tensor2))),
-        (2, lambda grad: by_divisor(t, grad, tensor1, tensor2, value)),
+        (2, lambda grad: binary.by_divisor(t, grad, tensor1, tensor2, value)),
     )
 
 
@@ -119,8 +110,8 @@ def logaddexp(t: Tracer, self: Node, other: Node) -> Node:
     return t.derive_each(
         out,
         [self, other],
-        (1, lambda grad: softmax_share(t, grad, other, self)),
-        (0, lambda grad: softmax_share(t, grad, self, other)),
+        (1, lambda grad: binary.softmax_share(t, grad, other, self)),
+        (0, lambda grad: binary.softmax_share(t, grad, self, other)),
     )
 
 
@@ -135,8 +126,8 @@ def logaddexp2(t: Tracer, self: Node, other: Node) -> Node:
     return t.derive_each(
         chosen(t, same, self, t.add(large, logarithm)),
         [self, other],
-        (1, lambda grad: power_share(t, grad, other, self)),
-        (0, lambda grad: power_share(t, grad, self, other)),
+        (1, lambda grad: binary.power_share(t, grad, other, self)),
+        (0, lambda grad: binary.power_share(t, grad, self, other)),
     )
 
 
@@ -153,8 +144,8 @@ def lerp(t: Tracer, self: Node, end: Node, weight: Node) -> Node:
         out,
         [self, end, weight],
         (1, lambda grad: t.mul(grad, weight)),
-        (0, lambda grad: by_start(t, grad, weight)),
-        (2, lambda grad: by_weight(t, grad, self, end)),
+        (0, lambda grad: binary.by_start(t, grad, weight)),
+        (2, lambda grad: binary.by_weight(t, grad, self, end)),
     )
 
 
@@ -182,8 +173,8 @@ def hypot(t: Tracer, self: Node, other: Node) -> Node:
     return t.derive_each(
         out,
         [self, other],
-        (1, lambda grad: product_over(t, grad, other, out)),
-        (0, lambda grad: product_over(t, grad, self, out)),
+        (1, lambda grad: binary.product_over(t, grad, other, out)),
+        (0, lambda grad: binary.product_over(t, grad, self, out)),
     )
 
 
@@ -201,7 +192,7 @@ def xlogy(t: Tracer, self: Node, other: Node) -> Node:
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         grad = gradient_of(grads)
-        by_other = product_over(t, grad, self, other) if need[1] else None
+        by_other = binary.product_over(t, grad, self, other) if need[1] else None
         by_self = None
         if need[0]:
             value = xlogy_value(t, grad, other)

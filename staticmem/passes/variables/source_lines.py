@@ -28,23 +28,7 @@ from dataclasses import dataclass, field, replace
 from staticmem.ir.graph import Frame, Graph, Op, Ref, SourceLine
 from staticmem.ir.stacks import general_path
 from staticmem.ops.registry import JOINS
-from staticmem.passes.variables.line_texts import (
-    ASSIGN,
-    BUILTINS,
-    assigned_names,
-    assigns_one_result,
-    calls_hidden_code,
-    calls_of,
-    element_of,
-    ends_with_call,
-    hidden_calls,
-    most_calls,
-    op_that_ends,
-    parsed_statement,
-    returned_names,
-    statements_of,
-    without_indices,
-)
+from staticmem.passes.variables import line_texts
 from staticmem.passes.variables.policy import Attribute, attention_weights
 
 _APPEND = re.compile(r"^([A-Za-z_][\w.]*)\.(?:append|insert|extend)\(")
@@ -216,27 +200,27 @@ class Execution:
     def _ends_with(self, frame: PythonFrame, op: Op) -> bool:
         """Whether the running statement ends with this op of its own, as all its calls have returned."""
         text = frame.line.text
-        if op.base.removeprefix("aten::").rstrip("_") != op_that_ends(text):
+        if op.base.removeprefix("aten::").rstrip("_") != line_texts.op_that_ends(text):
             return False
         return self._all_returned(frame)
 
     def _ended_with_call(self, frame: PythonFrame) -> bool:
         """Whether what the last call returned was the result of the running statement."""
         text, child = frame.line.text, frame.child
-        if not ends_with_call(text, child) or frame.called.get(child, 0) < calls_of(text, child):
+        if not line_texts.ends_with_call(text, child) or frame.called.get(child, 0) < line_texts.calls_of(text, child):
             return False
         return self._all_returned(frame)
 
     def _all_returned(self, frame: PythonFrame) -> bool:
         """Whether a statement has called all that may run ops: a variable that it calls is a child of a list."""
         of_lists = sum(count for child, count in frame.called.items() if "*" in child)
-        return hidden_calls(frame.line.text, self.children) <= of_lists
+        return line_texts.hidden_calls(frame.line.text, self.children) <= of_lists
 
     def _turns(self, frame: PythonFrame, child: str) -> bool:
         """Whether one more call of a child is of the next turn of a loop: the line has no other call for it."""
         text = frame.line.text
-        most = calls_of(text, child)
-        if most_calls(text) < 2 and (most or not calls_hidden_code(text, self.children)):
+        most = line_texts.calls_of(text, child)
+        if line_texts.most_calls(text) < 2 and (most or not line_texts.calls_hidden_code(text, self.children)):
             return bool(frame.called)
         if most == 0:  # a function that no trace shows calls it, in a loop or not
             frame.guessed = self.certain and child in frame.called
@@ -270,11 +254,11 @@ class Execution:
 
     def _finish(self, frame: PythonFrame, now: int) -> None:
         """The frame's statement is done: its names take the last op's results."""
-        statements = statements_of(frame.line.text)
+        statements = line_texts.statements_of(frame.line.text)
         reads, frame.reads = frame.reads, set()
         guessed, frame.guessed = frame.guessed, False
         if len(statements) > 1 or guessed:  # no op says which of them it is of, or what they have assigned
-            for name in assigned_names(statements):
+            for name in line_texts.assigned_names(statements):
                 self._forget(frame, name, now)
             return
         text = statements[0] if statements else ""
@@ -299,12 +283,12 @@ class Execution:
             if guesses:
                 self._extend(frame.names.setdefault(append[1] + "[]", []), self.latest[-1:])
             return
-        assign = ASSIGN.match(text)
+        assign = line_texts.ASSIGN.match(text)
         if assign is not None:
             names = [name.strip(" *") for name in assign[1].split(",")]
             is_list = text[assign.end() :].lstrip().startswith("[")
             if guesses or not is_list:
-                self.latest = element_of(text, self.latest)
+                self.latest = line_texts.element_of(text, self.latest)
                 self._assign(frame, names, is_list, listed, now)
 
     def _assign(self, frame: PythonFrame, names: list[str], is_list: bool, listed: tuple[int, str], now: int) -> None:
@@ -377,7 +361,7 @@ class Execution:
         if op.base not in _SUMS or len(operands) != 2 or op.stack[len(self.frames) :] or op.stack[-1:] != (frame.line,):
             return
         for pattern, value in ((_SECOND, operands[1]), (_FIRST, operands[0])):
-            match = pattern.search(without_indices(text))
+            match = pattern.search(line_texts.without_indices(text))
             name = match[1] if match is not None else ""
             born = self.made_by.get(value, -1)
             if not name or born < frame.began or (name in frame.names and name not in frame.aliases):
@@ -394,7 +378,7 @@ class Execution:
         """`x = self.up(low)`: a name that no line with an op assigned (`low = x`) means the one value of its frame that
         the line reads."""
         match = _PASSED.search(text)
-        name = match[2] if match is not None and match[1] not in BUILTINS else ""
+        name = match[2] if match is not None and match[1] not in line_texts.BUILTINS else ""
         if not name or (name in frame.names and name not in frame.aliases) or f"{name}[]" in frame.names:
             return
         own = [value for value in reads if frame.began <= self.made_by.get(value, -1) < frame.since]
@@ -409,7 +393,7 @@ class Execution:
 
     def _was_named(self, frame: PythonFrame, value: str, text: str) -> bool:
         """Whether a line gave a name to a value, and the line that reads it now does not read it by that name."""
-        assign = ASSIGN.match(text)
+        assign = line_texts.ASSIGN.match(text)
         augmented = assign is None or assign[0][-2:-1] in tuple("+-*/@|&")
         read_names = set(_WORD.findall(text if augmented or assign is None else text[assign.end() :]))
         return value in self.named and not any(value in values and n in read_names for n, values in frame.names.items())
@@ -497,7 +481,7 @@ class _Longest(Execution):
         before = {name: tuple(values) for name, values in frame.names.items()}
         for values in before.values():
             self._hold(values)
-        hidden = calls_hidden_code(text, self.children)
+        hidden = line_texts.calls_hidden_code(text, self.children)
         ops, depth = self.graph.ops, self.frames.index(frame) + 1
         results = [name for index in indices for name in ops[index].outputs]
         super()._finish(frame, now)
@@ -510,12 +494,19 @@ class _Longest(Execution):
             ):
                 if self.made_by.get(name, -1) >= frame.since:
                     self.until(name, now)
-        one = assigns_one_result(text) and set(read_later) <= set(self.latest)
+        one = line_texts.assigns_one_result(text) and set(read_later) <= set(self.latest)
         if not one:
             unclear = dict.fromkeys(
-                (*read_later, *(self.latest if ASSIGN.match(text) or parsed_statement(text) is None else ()))
+                (
+                    *read_later,
+                    *(
+                        self.latest
+                        if line_texts.ASSIGN.match(text) or line_texts.parsed_statement(text) is None
+                        else ()
+                    ),
+                )
             )
-            if len(set(read_later) - set(self.latest)) or not assigns_one_result(text):
+            if len(set(read_later) - set(self.latest)) or not line_texts.assigns_one_result(text):
                 unclear.update(dict.fromkeys(returned))
             slot = f"?{frame.line.line}"
             self._hold(tuple(unclear))
@@ -534,7 +525,7 @@ class _Longest(Execution):
         while len(self.frames) > depth:
             frame = self.frames[-1]
             values = [value for held in frame.names.values() for value in held]
-            for name in returned_names(frame.line.text):
+            for name in line_texts.returned_names(frame.line.text):
                 self.passed_on.update(frame.names.get(name, ()))
             super()._return_to(len(self.frames) - 1, now)
             self.returned = [*self.returned, *values, *(v for held in frame.names.values() for v in held)]
@@ -558,7 +549,9 @@ def _with_unseen_lists(graph: Graph) -> set[tuple[str, str]]:
             texts.setdefault((line.file, line.function), set()).add(line.text)
     keys: set[tuple[str, str]] = set()
     for key, lines in texts.items():
-        assigned = {name.strip(" *") for text in lines if (m := ASSIGN.match(text)) for name in m[1].split(",")}
+        assigned = {
+            name.strip(" *") for text in lines if (m := line_texts.ASSIGN.match(text)) for name in m[1].split(",")
+        }
         read = {name for text in lines for match in _LISTS.findall(text) for name in match if name}
         if read - assigned - {"self", "x"}:
             keys.add(key)
