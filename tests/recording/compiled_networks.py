@@ -284,3 +284,24 @@ class NormedChannels(nn.Module):  # type: ignore[misc]
             centred = x - x.mean(1, keepdim=True)
             x = centred / torch.sqrt(centred.square().mean(1, keepdim=True) + 1e-6) * scale
         return self.head(x.mean((2, 3)))
+
+
+class NormedPixels(nn.Module):  # type: ignore[misc]
+    """Depthwise convolutions behind layer norms of images that are turned for it."""
+
+    sizes = ((8, 3, 112, 112),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 96, 8, 8), nn.Linear(96, 10)
+        self.norms = nn.ModuleList(nn.LayerNorm(96) for _ in range(2))
+        self.mixes = nn.ModuleList(nn.Conv2d(96, 96, 7, padding=3, groups=96) for _ in range(2))
+        self.points = nn.ModuleList(nn.Conv2d(96, 96, 1) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for norm, mix, point in zip(self.norms, self.mixes, self.points, strict=True):
+            x = x + F.gelu(mix(norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)), approximate="tanh")
+            centred = x - x.mean(1, keepdim=True)
+            x = x + F.gelu(point(centred / torch.sqrt(centred.pow(2).mean(1, keepdim=True) + 1e-6)))
+        return self.head(x.mean((2, 3)))

@@ -143,12 +143,15 @@ class Buffer:
 
 
 class Read:
-    """An access to a buffer, as a chain of views of it that has the shape of the loops."""
+    """An access to a buffer, as a chain of views of it that has the shape of the loops, and how often it is loaded."""
 
-    __slots__ = ("buffer", "views")
+    __slots__ = ("buffer", "times", "views")
 
-    def __init__(self, buffer: Buffer, views: indexing.Views) -> None:
-        self.buffer, self.views = buffer, views
+    def __init__(self, buffer: Buffer, views: indexing.Views, times: int = 1) -> None:
+        self.buffer, self.views, self.times = buffer, views, times
+
+    def through(self, views: indexing.Views) -> Read:
+        return Read(self.buffer, views, self.times)
 
     def key(self) -> tuple[int, indexing.Views]:
         return self.buffer.number, indexing.in_short(self.views)
@@ -230,7 +233,9 @@ def once(reads: Iterable[Read], shape: Shape) -> tuple[Read, ...]:
             if placed is not None and linear
             else indexing.in_short(read.views)
         )
-        unique.setdefault((read.buffer.number, key), read)
+        whole = (read.buffer.number, key)
+        first = unique.get(whole)
+        unique[whole] = read if first is None else Read(read.buffer, first.views, first.times + read.times)
     return tuple(unique.values())
 
 
@@ -278,7 +283,7 @@ class Value:
             return (Read(data, self.views),), NOTHING
         if not self.views:
             return data.reads, data.weights
-        moved = tuple(Read(r.buffer, indexing.then(r.views, data.shape, self.views)) for r in data.reads)
+        moved = tuple(r.through(indexing.then(r.views, data.shape, self.views)) for r in data.reads)
         return moved, at_views(data.weights, data.shape, self.views)
 
     def view(self, step: indexing.Step, *, pad: bool = True) -> Value:

@@ -18,7 +18,7 @@ from staticmem.eager.strides import (
     Strides,
     channels_last_strides,
     contiguous_strides,
-    is_channels_last_contiguous,
+    prefers_channels_last,
 )
 from staticmem.tracing.nodes import Argument, Node
 
@@ -117,13 +117,9 @@ def convolution_strides(low: Lowering, form: Form, *operands: Value) -> Strides:
     """cuDNN's result is channels last where an operand is (`cudnn_conv_suggest_memory_format`)."""
     for value in operands:
         placed = value.strides()
-        if placed and len(value.shape) in (4, 5) and _channels_last(value.shape, placed[0]):
+        if placed and prefers_channels_last(value.shape, placed[0]):
             return channels_last_strides(form.shape)
     return contiguous_strides(form.shape)
-
-
-def _channels_last(shape: Shape, strides: Strides) -> bool:
-    return is_channels_last_contiguous(shape, strides) and strides != contiguous_strides(shape) and shape[1] > 1
 
 
 @rule("aten::convolution_backward")
@@ -155,7 +151,7 @@ def convolution_backward(low: Lowering, node: Node) -> Lowered:
 
 
 def gradients_in_channels_last(x: Value, weight: Value) -> bool:
-    return any((placed := v.strides()) is not None and _channels_last(v.shape, placed[0]) for v in (x, weight))
+    return any((placed := v.strides()) is not None and prefers_channels_last(v.shape, placed[0]) for v in (x, weight))
 
 
 def gradient_order(shape: Shape, last: bool) -> tuple[int, ...]:

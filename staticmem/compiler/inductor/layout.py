@@ -105,17 +105,19 @@ def pad_strides(shape: Shape, strides: Strides, dtype: DType) -> Strides:
     return tuple(padded) if changed else strides
 
 
-def pick_loop_order(strides: Sequence[Sequence[int]], sizes: Sequence[int]) -> list[int]:
-    """Loops from the innermost, by the strides of all accesses (`pick_loop_order`)."""
+def pick_loop_order(
+    strides: Sequence[Sequence[int]], sizes: Sequence[int], times: Sequence[int] | None = None
+) -> list[int]:
+    """Loops from the innermost, by the strides of all accesses (`pick_loop_order`), each made so many times."""
 
     def compare(a: int, b: int) -> int:
         if sizes[a] == 1 or sizes[b] == 1:
             return (sizes[a] == 1) - (sizes[b] == 1)
         a_first = b_first = 0
-        for row in strides:
+        for row, count in zip(strides, times or [1] * len(strides), strict=True):
             one, other = abs(row[a]), abs(row[b])
-            a_first += other == 0 or one < other
-            b_first += one == 0 or other < one
+            a_first += count * (other == 0 or one < other)
+            b_first += count * (one == 0 or other < one)
         if a_first != b_first:
             return -1 if a_first > b_first else 1
         return (b > a) - (b < a)

@@ -101,7 +101,7 @@ def pointwise_cat(low: Lowering, node: Node, values: Sequence[Value], dim: int) 
     for value in values:
         loaded, more = value.load()
         step: Step = ("part", dim, at, node.shape)
-        reads.extend(Read(r.buffer, (*r.views, step)) for r in loaded)
+        reads.extend(r.through((*r.views, step)) for r in loaded)
         weights.update(at_views(more, value.shape, (step,)))
         at += value.shape[dim]
     return low.pointwise(node.shape, node.tensor.dtype, reads, weights)
@@ -162,7 +162,7 @@ def pad(low: Lowering, node: Node) -> Lowered:
             steps.append(("shift", at, before, (*value.shape[:at], size + before + after, *value.shape[at + 1 :])))
             every.update({("mask", node, at): 4 if before and after else 2})
     steps.append(("expand", node.shape))
-    moved = [Read(r.buffer, (*r.views, *steps[:-1], ("shift", 0, 0, node.shape))) for r in reads]
+    moved = [r.through((*r.views, *steps[:-1], ("shift", 0, 0, node.shape))) for r in reads]
     return low.pointwise(node.shape, node.tensor.dtype, moved, every)
 
 
@@ -189,7 +189,7 @@ def window(
             sizes[dim] = shape[dim]
             start = at[dim] * dilation[dim] - padding[dim]
             steps = (*steps, ("slice", dim % len(sizes), start, stride[dim], tuple(sizes)))
-        reads += [Read(r.buffer, then(r.views, value.shape, steps)) for r in loaded]
+        reads += [r.through(then(r.views, value.shape, steps)) for r in loaded]
         every.update(at_views(weights, value.shape, steps))
     return reads, every
 
@@ -201,14 +201,14 @@ def picks(value: Value, shape: Shape, count: int, what: object, rank: int = 2) -
     reads: list[Read] = []
     for r in loaded:
         if any(r.hints()[-rank:]):
-            reads += [Read(r.buffer, (*r.views, ("gather", (what, at), shape))) for at in range(count)]
+            reads += [r.through((*r.views, ("gather", (what, at), shape))) for at in range(count)]
         else:
             first: Views = ()
             sizes = value.shape
             for dim in range(len(shape) - rank, len(shape)):
                 sizes = (*sizes[:dim], 1, *sizes[dim + 1 :])
                 first = (*first, ("slice", dim, 0, 1, sizes))
-            reads.append(Read(r.buffer, then(r.views, value.shape, (*first, ("expand", shape)))))
+            reads.append(r.through(then(r.views, value.shape, (*first, ("expand", shape)))))
     distinct = count if len(reads) > len(loaded) else 1
     return reads, {("window", key): n * distinct for key, n in weights.items()}
 
@@ -418,7 +418,7 @@ def scatter(low: Lowering, node: Node) -> Lowered:
         if shape is None or numel(read.shape) > numel(shape):
             shape = read.shape
     step: Step = ("gather", "values", shape or ())
-    moved = [r if new == shape else Read(r.buffer, (*r.views, step)) for r in sources for new in [_shape(r)]]
+    moved = [r if new == shape else r.through((*r.views, step)) for r in sources for new in [_shape(r)]]
     write_into(low, target, Loops(target.shape, target.dtype, moved, weights, loops=shape or (), linear=False))
     return value
 

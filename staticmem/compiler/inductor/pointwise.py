@@ -251,7 +251,7 @@ def reverse(low: Lowering, node: Node) -> Lowered:
     loaded, weights = value.load()
     shape = node.shape
     steps: Views = tuple([("slice", dim % len(shape), shape[dim] - 1, -1, shape) for dim in node.args[1]])
-    reads = [Read(r.buffer, then(r.views, shape, steps)) for r in loaded]
+    reads = [r.through(then(r.views, shape, steps)) for r in loaded]
     return low.pointwise(shape, node.tensor.dtype, reads, at_views(weights, shape, steps))
 
 
@@ -287,7 +287,7 @@ def gathered(value: Value, token: object, shape: Shape) -> tuple[list[Read], Wei
     """Loads of elements that other values pick."""
     loaded, weights = value.load()
     step: Step = ("gather", token, shape)
-    return [Read(r.buffer, (*r.views, step)) for r in loaded], at_views(weights, value.shape, (step,))
+    return [r.through((*r.views, step)) for r in loaded], at_views(weights, value.shape, (step,))
 
 
 @rule("aten::embedding")
@@ -339,14 +339,14 @@ def picked(
     indices = [broadcast(one, common, low.pads) for one in indices]
     loaded, weights = value.load()
     pick: Views = (("pick", _token(indices), dims, node.shape),)
-    reads = [Read(r.buffer, (*r.views, *pick)) for r in loaded]
+    reads = [r.through((*r.views, *pick)) for r in loaded]
     every: dict[object, int] = dict(at_views(weights, value.shape, pick))
     after = len(node.shape) - first - len(common)
     steps: Views = (("reshape", (1,) * first + common + (1,) * after), ("expand", node.shape))
     for one in indices:  # indices that values give are no calls (`OpCounterCSE`)
         loaded, more = one.load()
         every.update(at_views(more, common, steps))
-        reads.extend(Read(r.buffer, then(r.views, common, steps)) for r in loaded)
+        reads.extend(r.through(then(r.views, common, steps)) for r in loaded)
     return low.pointwise(node.shape, node.tensor.dtype, reads, every)
 
 
@@ -390,7 +390,7 @@ def slice_scatter(low: Lowering, node: Node) -> Lowered:
     if start == 0 and end == size and step == 1:
         return low.pointwise(node.shape, node.tensor.dtype, loaded, weights)
     move: Step = ("shift", dim, start, node.shape) if step == 1 else ("gather", ("slice", args), node.shape)
-    reads = [Read(r.buffer, (*r.views, move)) for r in loaded]
+    reads = [r.through((*r.views, move)) for r in loaded]
     more, other = value.load()
     every: dict[object, int] = {**weights, **other, ("position", dim): 1, ("masked", node): 1, node: 1}
     for name, at, limit in (("ge", start, 0), ("lt", end, size)):
@@ -426,7 +426,7 @@ def random(low: Lowering, node: Node) -> Lowered:
     reads, weights = seed.load()
     step: Step = ("expand", node.shape)
     loops = Loops(
-        node.shape, node.tensor.dtype, [Read(r.buffer, chain(r.views, step, ())) for r in reads], {**weights, node: 2}
+        node.shape, node.tensor.dtype, [r.through(chain(r.views, step, ())) for r in reads], {**weights, node: 2}
     )
     value = Value.of(loops)
     low.realize(value)

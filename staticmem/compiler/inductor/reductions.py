@@ -137,13 +137,13 @@ def reduce(
         loops_shape = (*shape, *inner)
         permute: Step = ("permute", order, (*outer, *inner))
         moved = [
-            Read(r.buffer, chain(chain(r.views, permute, value.shape), ("reshape", loops_shape), (*outer, *inner)))
+            r.through(chain(chain(r.views, permute, value.shape), ("reshape", loops_shape), (*outer, *inner)))
             for r in reads
         ]
         outer = shape
     else:
         permute = ("permute", order, (*outer, *inner))
-        moved = [Read(r.buffer, chain(r.views, permute, value.shape)) for r in reads]
+        moved = [r.through(chain(r.views, permute, value.shape)) for r in reads]
     unrolled = count < UNROLLED_BELOW and not type_.startswith("welford") and type_ != "online_softmax"
     if count <= 1 or unrolled:
         views: tuple[Step, ...] = chain((), permute, value.shape)
@@ -183,7 +183,7 @@ def unroll(outer: Shape, inner: Shape, reads: Sequence[Read], weights: Weights, 
             steps = (*steps, ("select", len(shape) - 1, index, shape[:-1]))
             shape = shape[:-1]
         terms.update(at_views(weights, (*outer, *inner), steps))
-        every += [Read(read.buffer, then(read.views, (*outer, *inner), steps)) for read in reads]
+        every += [read.through(then(read.views, (*outer, *inner), steps)) for read in reads]
     if count > 1:
         terms["unrolled", node] = count - 1
     return Value.of(Loops(outer, dtype, every, terms))
@@ -211,7 +211,7 @@ def layers(
                 views = chain(views, ("reshape", (*outer, parts, block)), (*outer, count))
             else:
                 views = (*views, ("split", block, (*outer, parts, block)))
-            wide.append(Read(read.buffer, views))
+            wide.append(read.through(views))
         between = dtype if dtype.bits >= 32 or dtype.kind != "float" else dtypes.float32
         if type_ == "online_softmax":
             first = direct(low, (*outer, parts), (block,), wide, weights, between, type_, outputs)
@@ -349,7 +349,7 @@ def scan(low: Lowering, node: Node) -> Lowered:
     outer = tuple([size for dim, size in enumerate(node.shape) if dim != along])
     inner = (node.shape[along],)
     permute: Step = ("permute", (*[dim for dim in range(rank) if dim != along], along), (*outer, *inner))
-    turned = [Read(read.buffer, chain(read.views, permute, node.shape)) for read in reads]
+    turned = [read.through(chain(read.views, permute, node.shape)) for read in reads]
     type_ = SPLIT_SCAN if splits(low, outer, inner, turned, "scan") > 1 else "scan"
     result = Value.of(Loops(node.shape, node.tensor.dtype, reads, {**weights, node: 1}, reduction=type_, along=along))
     low.realize(result)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from staticmem.compiler.inductor import expressions, layout
-from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation
+from staticmem.compiler.inductor.buffers import Buffer, Loops, Operation, Read
 from staticmem.compiler.inductor.indexing import without_added_ones
 from staticmem.compiler.inductor.lowering import Lowering
 from staticmem.eager.strides import Shape, numel
@@ -252,7 +252,7 @@ def accesses(node: SNode) -> None:
     outer = [dim for dim in range(len(loops.loops)) if dim not in loops.inner]
     node.group = (numel([loops.loops[dim] for dim in outer]), numel([loops.loops[dim] for dim in loops.inner]))
     written = out.place()
-    order = loop_order(loops, outer, written[0] if loops.linear else None, [r.hints() for r in loops.reads])
+    order = loop_order(loops, outer, written[0] if loops.linear else None, loops.reads)
     sizes = tuple(loops.loops[dim] for dim in order)
     node.ranges = (sizes,)
     for read in loops.reads:
@@ -260,7 +260,7 @@ def accesses(node: SNode) -> None:
         expression = expressions.index_of(read.buffer.shape, read.buffer.place(), read.views, order)
         access: Access
         if expression is not None:
-            access = _over_loops(expression, sizes, hints)
+            access = over_loops(expression, sizes, hints)
         elif placed is None:
             picked = any(step[0] in PICKED for step in read.views)
             used = tuple([None if picked else read.dependence()[dim] for dim in order])
@@ -276,7 +276,7 @@ def accesses(node: SNode) -> None:
     node.writes[out.number] = linear(tuple(strides[d] for d in kept), tuple(loops.loops[d] for d in kept), offset)
 
 
-def _over_loops(expression: expressions.Expression, sizes: Shape, hints: tuple[int, ...]) -> Access:
+def over_loops(expression: expressions.Expression, sizes: Shape, hints: tuple[int, ...]) -> Access:
     """The access that an index expression is: strides where nothing is divided."""
     terms, offset = expression
     if any(atom[0] != "loop" for atom, _ in terms):
@@ -300,18 +300,20 @@ def loop_order(
     loops: Loops,
     outer: Sequence[int],
     written: Sequence[int] | None,
-    reads: Sequence[Sequence[int]],
+    reads: Sequence[Read],
 ) -> tuple[int, ...]:
-    """Loops from the outermost, those of size 1 left out; loops of a reduction come last."""
+    """Loops from the outermost, those of size 1 left out; loops of a reduction come last. Each load counts, those of
+    one element too (`get_read_exprs`)."""
     order: list[int] = []
     for part in (outer, loops.inner):
         dims = [dim for dim in part if loops.loops[dim] != 1]
         rows = []
         if written is not None:
             rows.append([written[dim] if dim < len(written) else 0 for dim in dims])
-        rows += [[strides[dim] for dim in dims] for strides in reads]
+        rows += [[read.hints()[dim] for dim in dims] for read in reads]
         if rows and dims:
-            picked = layout.pick_loop_order(rows, [loops.loops[dim] for dim in dims])
+            times = [1] * (written is not None) + [read.times for read in reads]
+            picked = layout.pick_loop_order(rows, [loops.loops[dim] for dim in dims], times)
             order += [dims[at] for at in reversed(picked)]
         else:
             order += dims

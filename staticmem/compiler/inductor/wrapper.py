@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from staticmem.compiler.inductor import tiling
-from staticmem.compiler.inductor.buffers import Buffer, Operation, Value
+from staticmem.compiler.inductor.buffers import SPLIT_SCAN, Buffer, Operation, Value
 from staticmem.compiler.inductor.fusion import by_stride
 from staticmem.compiler.inductor.order import Sizes
 from staticmem.compiler.inductor.schedule import Access, Schedule, SNode
@@ -210,16 +210,45 @@ class Wrapper:
         outer, inner = node.group
         if not node.reduction or tiling.holds_rows(node, self.schedule, local):
             return set()
-        loop: dict[int, int] = {}  # in which loop each buffer is written
-        kept: set[int] = set()
-        for op in node.ops:
-            single = self.schedule.single[op.number]
-            inside = [number for number in single.reads if number in loop]
-            mine = max((loop[number] for number in inside), default=0)
-            kept.update(number for number in inside if loop[number] < mine)
-            loop[op.output.number] = mine + single.reduction
+        loops = self._loops_over_rows(node)
+        writers = {op.output.number: loop for op, loop in zip(node.ops, loops, strict=True)}
+        kept = {
+            number
+            for op, loop in zip(node.ops, loops, strict=True)
+            for number in self.schedule.single[op.number].reads
+            if writers.get(number, loop) < loop
+        }
         whole = {op.output.number for op in node.ops if self.schedule.single[op.number].group == (outer * inner, 1)}
         return kept & whole
+
+    def _loops_over_rows(self, node: SNode) -> list[int]:
+        """In which loop over a row each operation is (`generate_node_schedule`): one ends where a reduction of it is
+        needed, or what has one element a row is computed; what shares no buffer with the rest of a loop leaves it."""
+        loops: list[int] = []
+        loop = reduced = 0
+        apart: int | None = None  # the first operation of those that may leave the loop
+        used: set[int] = set()
+        for at, op in enumerate(node.ops):
+            single = self.schedule.single[op.number]
+            between = single.group == (node.group[0], 1)
+            if between or reduced & single.ancestors:
+                if apart is not None:
+                    loop += 1
+                    loops[apart:] = [loop] * (at - apart)
+                loop, reduced, apart, used = loop + 1, 0, None, set()
+            loops.append(loop)
+            if between:
+                continue
+            if not used or used & single.reads.keys():
+                apart = None
+            elif apart is None:
+                apart = at
+            used.update(single.reads)
+            if single.reduction and op.loops is not None and op.loops.reduction not in (SPLIT_SCAN, "scan"):
+                reduced |= single.own
+            else:
+                used.add(op.output.number)
+        return loops
 
     def _only_reader(self, number: int, op: Operation, at: int) -> bool:
         """This operation is the last reader, reads where it writes, and so do all others in its kernel."""
