@@ -202,7 +202,8 @@ def test_rows_that_are_written_across_are_read_in_several_loops(amp: str | None,
 def test_loops_are_cut_as_those_of_a_reduction_beside_them(amp: str | None, measured: int) -> None:
     """What is computed for each element goes through its loops as a sum over rows does where that makes both one
     kernel, and is no longer one with what goes through them in the first way. Each load counts for the order of loops,
-    and what stands behind a result of a row is in another loop over it. Peaks are of Inductor's code of PyTorch 2.14.1."""
+    and what stands behind a result of a row is in another loop over it. Peaks are of Inductor's code of PyTorch
+    2.14.1."""
     study = network_step("NormedPixels", "train", amp)
     band = study.report.peak.bands["live"]
     assert study.lifetimes.peak_bytes == measured
