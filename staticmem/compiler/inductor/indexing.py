@@ -111,6 +111,9 @@ def strides_through(shape: Shape, strides: Strides, views: Views) -> tuple[Strid
             strides = (*strides[:-1], strides[-1] * step[1], strides[-1])
         elif kind == "strided":
             strides, offset = step[1], step[2]
+        elif kind == "pick" and not any(strides[at] for at, dim in enumerate(step[2]) if dim < 0):
+            of_dim = {dim: stride for dim, stride in zip(step[2], strides, strict=True) if stride}
+            strides = tuple([of_dim.get(dim, 0) for dim in range(len(new))])
         else:
             return None
         shape = new
