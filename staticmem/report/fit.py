@@ -92,7 +92,7 @@ class Fit(Shown):
 
     `samples` of a step over all devices. `allowed` are the changes of training that were allowed, of "precision",
     "optimizer" and "adapters"; `would_fit` those that would have to be allowed too, where that is enough. `assumed`:
-    what the card's size does not say.
+    what the card's size does not say, and what was asked and has no effect.
     """
 
     kind: ClassVar[str] = "fit"

@@ -149,7 +149,7 @@ class Levers(Shown):
 
     `gpu` and `usable_bytes` are the card's, `budget_bytes` what the step may need; None: not given. `why`, `condition`,
     `missing_bytes` and `least_usable_bytes` belong to the verdict on the step as asked, `base.fit`, as in a report.
-    `assumed`: what the card's size does not say.
+    `assumed`: what the card's size does not say, and what was asked and has no effect.
     """
 
     kind: ClassVar[str] = "levers"

@@ -36,6 +36,7 @@ from staticmem.studies.levers import (
     precision_levers,
 )
 from staticmem.studies.sizing_search import BATCH, divisors, last
+from staticmem.studies.study import unused
 from staticmem.studies.trials import Counter
 
 
@@ -89,7 +90,12 @@ class _Search:
         return self._fit(way, request, True, settings=settings)
 
     def _fit(self, way: Way, request: Request, fits: bool, **more: Any) -> Fit:
-        rest: dict[str, Any] = {"would_fit": (), "settings": (), "assumed": self.card.unsaid, **more}
+        asked = self.study.request
+        alone = (
+            self.study if asked.parallel else self.study.ask(replace(asked, devices=None))
+        )  # devices are its question
+        assumed = (*self.card.unsaid, *unused(asked, alone.notes))
+        rest: dict[str, Any] = {"would_fit": (), "settings": (), "assumed": assumed, **more}
         samples = way.batch * way.accumulate * way.devices
         return Fit(
             SCHEMA,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from staticmem.devices.architectures import computes_in_bfloat16
@@ -20,6 +21,7 @@ from staticmem.scenario.optimizers import APOLLO, COMPILED_OPTIMIZERS, FUSED, GA
 from staticmem.scenario.step import AFTER_FORWARD, DROPPED, FIRST, HELD, ON_GPU, PINNED
 from staticmem.studies import Request, Study
 from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
+from staticmem.studies.study import unused
 from staticmem.studies.trials import Lever, Trials
 
 Progress = Callable[[int, int], None]  # levers that are done, and how many there are
@@ -45,11 +47,12 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
         rows.append(best)
     rows = in_order(rows)
     name, usable = (card.gpu, card.usable_bytes) if card is not None else (None, None)
-    stands: tuple[Any, ...] = ()
-    if card is not None and gpu is not None:
-        assumed = find(gpu, study.request.gpus_file).unsaid
-        stands = (card.why, card.condition, card.missing_bytes, card.least_usable_bytes, assumed)
-    return Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows), *stands)
+    stands: tuple[Any, ...] = ("", "", 0, None)
+    if card is not None:
+        stands = (card.why, card.condition, card.missing_bytes, card.least_usable_bytes)
+    unsaid = find(gpu, study.request.gpus_file).unsaid if gpu is not None else ()
+    answer = Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows), *stands)
+    return replace(answer, assumed=(*unsaid, *unused(study.request, study.notes)))
 
 
 def try_out(trials: Trials, listed: Sequence[Lever], progress: Progress | None = None) -> list[LeverRow]:

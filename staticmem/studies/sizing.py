@@ -23,6 +23,7 @@ from staticmem.studies.largest import LargestBatches
 from staticmem.studies.levers import candidates, in_order, try_out
 from staticmem.studies.recommend import recommend
 from staticmem.studies.sizing_search import GrownSize, batch_range, fewest, resolutions
+from staticmem.studies.study import unused
 from staticmem.studies.trials import Lever as Trial
 from staticmem.studies.trials import Trials
 from staticmem.version import __version__
@@ -121,7 +122,8 @@ class _Sizing:
         if others:
             text = f"GPUs of {' and '.join(others)} are sized as an H100 of their memory: context, workspaces"
             notes.append(_note(f"{text} and PyTorch's allocator on them were not examined"))
-        ops, warnings = report.coverage, report.warnings
+        idle = [NoteInfo("SM302", text, 1) for text in unused(self.request, ())]
+        ops, warnings = report.coverage, (*report.warnings, *idle)
         return Sizing(
             SCHEMA, __version__, options.date, gpus.checked(), report.model, report.scenario, step_name(report),
             report.parameters.count, report.peak.live_bytes, sentence, card, tuple(rows), self.strategies, batches,

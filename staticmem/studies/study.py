@@ -548,7 +548,13 @@ _ACTS_ON = {
     "sdpa": "fused attention",
 }
 
-OF_THE_GRAPH = (*_ACTS_ON, "inplace_activations")
+OF_THE_GRAPH = (*_ACTS_ON, "inplace_activations", "method")
+
+
+def unused(request: Request, notes: Iterable[Note]) -> list[str]:
+    """What was asked and has no effect on a result that is no report, by the notes of a study."""
+    shown = ["--method textbook is not used: 'staticmem analyze' shows the estimate"]
+    return [note.text for note in notes if note.code in ("SM302", "SM304")] + shown * (request.method == "textbook")
 
 
 def idle_in(study: Study) -> Iterator[Note]:

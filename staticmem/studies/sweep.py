@@ -45,7 +45,7 @@ from staticmem.studies.evaluate import (
 from staticmem.studies.largest import largest_size, no_card
 from staticmem.studies.points import Point, points, settings_of, varying
 from staticmem.studies.sizing_search import GrownSize
-from staticmem.studies.study import OF_THE_GRAPH, Key, assumed_batch, idle_in, key_of
+from staticmem.studies.study import OF_THE_GRAPH, Key, assumed_batch, idle_in, key_of, unused
 
 METERS = ("live", "device")
 CHUNK = 24  # replayed configurations of a task: enough to share steps, few enough to show progress
@@ -330,7 +330,7 @@ def _with_assumptions(study: Study, outcome: Outcome, largest: GrownSize | None,
     given = tuple([getattr(request, name) for name in OF_THE_GRAPH])
     if given not in idle:  # of one size, for all: a graph for each would be half of a sweep
         differs = given != tuple([OPTIONS[name].default for name in OF_THE_GRAPH])
-        idle[given] = [note.text for note in idle_in(study.ask(request))] if differs else []
+        idle[given] = unused(request, idle_in(study.ask(request))) if differs else []
     assumed += idle[given]
     return replace(outcome, assumed=tuple(assumed))
 

@@ -235,23 +235,24 @@ def test_a_limit_without_a_unit(
     said(capsys, "check", SEED, code=1)
 
 
-@pytest.mark.parametrize("verb", ["check", "sweep"])
+@pytest.mark.parametrize("verb", ["check", "sweep", "levers", "fit", "size"])
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
         ("--optimizer sgd --amsgrad", 2, "--amsgrad"),
         ("--optimizer sgd --checkpoint-every 2", 2, "--checkpoint-every needs --checkpoint"),
         ("--optimizer sgd --dampening 0.1", 0, "--dampening is not used"),
-        ("--no-backward", 0, "--no-backward is not used"),
-        ("--inplace-activations all", 0, "--inplace-activations is not used"),
-        ("--sdpa math", 0, "--sdpa is not used: the model has no fused attention"),
+        ("--optimizer adam --method textbook", 0, "--method textbook is not used"),
+        ("--optimizer sgd --inplace-activations all", 0, "--inplace-activations is not used"),
+        ("--optimizer sgd --sdpa math", 0, "--sdpa is not used: the model has no fused attention"),
     ],
 )
 def test_flags_without_effect_are_errors_or_said(
     verb: str, flags: str, code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As `analyze` has them, whether the request alone or the graph tells."""
-    more = ["--budget", "live=9GiB"] if verb == "check" else ["-j", "1"]
+    own = {"check": ["--budget", "live=9GiB"], "sweep": ["-j", "1"], "levers": [], "size": ["--gpu", "l4"]}
+    more = own.get(verb, ["--gpu", "l4", "--batch", "1"])
     assert main([verb, SEED, "--no-config", *flags.split(), *more]) == code
     assert says in " ".join("".join(capsys.readouterr()).split())
 
