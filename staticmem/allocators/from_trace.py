@@ -119,7 +119,7 @@ class Builder:
                 self.gradients.append(buffer)
             elif buffer.died is None or buffer.died >= self.first:
                 self.previous.add(buffer.id)
-        self.model, self.state = model_to_order(model), _as_created(state)
+        self.model, self.state = model_to_order(model), _order_as_created(state)
         self.persistent = {b.id for b in (*model, *self.inputs, *state, *self.gradients)}
         self.grows = grows(trace, [b.id for b in model])
         self.script = self._script()
@@ -348,7 +348,7 @@ class Builder:
         self.by_size.append((previous, tuple(left), gone))
         return gone
 
-    def _graph_of(self, kernel: int) -> int:
+    def _find_cuda_graph(self, kernel: int) -> int:
         """The CUDA graph that a kernel runs in, -1: none."""
         graphs = self.trace.cuda_graphs
         at = bisect_right(graphs, kernel, key=lambda graph: graph.start) - 1
@@ -356,7 +356,7 @@ class Builder:
 
     def _reach(self, step: int, kernel: int, left: dict[int, int]) -> None:
         """A kernel is the next that runs."""
-        graph = self._graph_of(kernel)
+        graph = self._find_cuda_graph(kernel)
         if graph != self.graph:
             self._enter(step, graph, left)
         if graph >= 0 and not self.began and step > 1 and kernel >= self.trace.cuda_graphs[graph].body:
@@ -502,7 +502,7 @@ class _WarmUp:
         return (of,) if of in self.waiting and not self.readers[of] else ()
 
 
-def _as_created(state: Iterable[Buffer]) -> list[Buffer]:
+def _order_as_created(state: Iterable[Buffer]) -> list[Buffer]:
     """State in the order in which an optimizer makes it: for each parameter its `step` before the others."""
     groups: dict[str, list[Buffer]] = {}
     for buffer in state:

@@ -37,11 +37,11 @@ class _Pattern:
                 return process
         if any(of_its_size(trace, buffer, others) != gone for buffer, others, gone in self.by_size):
             return None
-        process = self._with_sizes(trace, spaces)
+        process = self._replace_sizes(trace, spaces)
         self.processes.append((trace, spaces, process))
         return process
 
-    def _with_sizes(self, trace: Trace, spaces: _Spaces) -> Process:
+    def _replace_sizes(self, trace: Trace, spaces: _Spaces) -> Process:
         count, sources = len(trace.buffers), self.sources
         loading = trace.loading.values()
         # a source ~n is the n-th place from the end

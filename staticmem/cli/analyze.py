@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         study = Study.open(path, request)
         study.progress = bar.update
         if args.max_batch or args.max_dim is not None:
-            study, largest = _with_largest(study, asked_largest(args))
+            study, largest = _find_largest(study, asked_largest(args))
         else:
             largest = None
         data = _rendered(study, largest, chosen, args)
@@ -121,7 +121,7 @@ def _name_passes(study: Study) -> None:
     sys.stderr.write("".join(f"{plain(line)}\n" for line in edit_lines(study.result.graph)))
 
 
-def _with_largest(study: Study, grown: GrownSize) -> tuple[Study, LargestSize]:
+def _find_largest(study: Study, grown: GrownSize) -> tuple[Study, LargestSize]:
     """The largest size on the card that was named, and the study of it where the request gives none."""
     from staticmem.studies.bench import Bench
     from staticmem.studies.largest import largest_size, no_card

@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no format for '{args.output}'", why, "Example: -o model.pt2", "SM141")
     if kind == ".pt2" and args.exporter != "dynamo":
         raise refused("--exporter is for .onnx", "A .pt2 is what torch.export writes.", "Example: -o model.onnx")
-    data, lines = _of_architecture(architecture, kind, args) if architecture is not None else _of_code(kind, args)
+    data, lines = (
+        _export_architecture(architecture, kind, args) if architecture is not None else _export_code(kind, args)
+    )
     write_atomically(args.output, data)
     mode = "evaluation" if args.eval else "training"
     for line in (f"Wrote {args.output} ({mode} mode, no weights)", *lines):
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_architecture(architecture: Architecture, kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
+def _export_architecture(architecture: Architecture, kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
     """The file of a model that a package builds."""
     given = {"--input": args.input, "--loss": args.loss, "--stack-traces": args.stack_traces}
     given |= {"--device": args.device != "meta", "--exporter": args.exporter != "dynamo"}
@@ -90,7 +92,7 @@ def _of_architecture(architecture: Architecture, kind: str, args: argparse.Names
     return exported_file(architecture, kind, not args.eval)
 
 
-def _of_code(kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
+def _export_code(kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
     """The file of a model that the user's code builds."""
     module, inputs = built_model(args)
     from staticmem.recording.export import ExportRequest, exported  # late: it imports torch

@@ -125,7 +125,7 @@ def standing(card: Gpu, torch: str, needs: Needs) -> Standing:
     refused = _refused(chip, torch_release(torch), needs)
     if refused:
         return Standing(obstacle=refused)
-    conditions = [*_build_for(chip, torch)]
+    conditions = [*_find_build(chip, torch)]
     if needs.bfloat16 and chip < _BFLOAT16:
         conditions.append(("slow arithmetic in bfloat16", SLOWLY))
     return Standing("", " and ".join(what for what, _ in conditions), "; ".join(why for _, why in conditions))
@@ -167,7 +167,7 @@ def _other_attention(chip: Capability, heads: str) -> str:
     )
 
 
-def _build_for(chip: Capability, torch: str) -> Iterable[tuple[str, str]]:
+def _find_build(chip: Capability, torch: str) -> Iterable[tuple[str, str]]:
     """The build of PyTorch that has kernels for a chip, where the one that pip installs has none, and why."""
     release, build = torch_release(torch), cuda_of_build(torch)
     if chip in JETSON:

@@ -53,7 +53,7 @@ def workspace(conv: Convolution, architecture: str, version: str, cudnn: Cudnn |
     used = runs_on_cudnn(conv, architecture)
     if used is False:
         return _columns(conv)
-    band = _asked(conv, architecture, cudnn) if cudnn is not None else _from_table(conv, architecture, version)
+    band = _asked(conv, architecture, cudnn) if cudnn is not None else _look_up_band(conv, architecture, version)
     return band if used else Band(0, 0, band.high)
 
 
@@ -134,7 +134,7 @@ def _form_sizes(conv: Convolution, architecture: str, version: str) -> tuple[int
     return tuple([form_bytes(conv, form) for form in forms(conv, architecture, version)])
 
 
-def _from_table(conv: Convolution, architecture: str, version: str) -> Band:
+def _look_up_band(conv: Convolution, architecture: str, version: str) -> Band:
     sizes = _form_sizes(conv, architecture, version)
     if not sizes:  # no table: nothing, or a copy of all three tensors
         return Band(0, 0, sum(piece_bytes(conv, 8).values()))

@@ -127,7 +127,7 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
     optional = "nvml usable vendor form year class specs usual memory".split()
     keys_of(fields, path, ("name", "arch", "processors", "nominal", "source"), optional, where)
     chip = text(fields["arch"], path, f"{where}.arch")
-    _one_of(chip, (*THREADS, *STAND_INS), path, f"{where}.arch")
+    _read_choice(chip, (*THREADS, *STAND_INS), path, f"{where}.arch")
     architecture = STAND_INS.get(chip, chip)
     nominal = integer(fields["nominal"], path, f"{where}.nominal")
     sources = [("nominal", text(fields["source"], path, f"{where}.source"))]
@@ -142,7 +142,7 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
         sources.append((key, text(value["source"], path, f"{where}.{key}.source")))
         return integer(value["mib"], path, f"{where}.{key}.mib")
 
-    unified = _one_of(fields.get("memory", "own"), ("own", "unified"), path, f"{where}.memory") == "unified"
+    unified = _read_choice(fields.get("memory", "own"), ("own", "unified"), path, f"{where}.memory") == "unified"
     nvml = figure("nvml", nominal)
     usable = figure("usable", int(nominal * FREE_SHARE) if unified else nvml - held_back(nvml))
     if not 0 < usable <= nvml <= nominal:
@@ -157,9 +157,9 @@ def _card(slug: str, data: Any, path: Path) -> Gpu:
         slug, text(fields["name"], path, f"{where}.name"), architecture,
         integer(fields["processors"], path, f"{where}.processors"), nominal * MIB, nvml * MIB, usable * MIB,
         tuple(assumed), (*sources, *pages),
-        _one_of(fields.get("vendor", "NVIDIA"), VENDORS, path, f"{where}.vendor"), chip,
+        _read_choice(fields.get("vendor", "NVIDIA"), VENDORS, path, f"{where}.vendor"), chip,
         _text(fields, "form", path, where), None if year is None else integer(year, path, f"{where}.year", 1990),
-        _one_of(fields["class"], CLASSES, path, f"{where}.class") if "class" in fields else None,
+        _read_choice(fields["class"], CLASSES, path, f"{where}.class") if "class" in fields else None,
         _integer(specs, "bandwidth", path, where), _integer(specs, "tdp", path, where),
         _text(specs, "link", path, where), _tflops(specs.get("tflops") or {}, path, f"{where}.specs.tflops"),
         tuple(unread), _switch(fields, "usual", path, where), unified,
@@ -173,7 +173,7 @@ def _switch(fields: Mapping[str, Any], key: str, path: Path, where: str) -> bool
     return value
 
 
-def _one_of(value: Any, choices: Iterable[str], path: Path, where: str) -> str:
+def _read_choice(value: Any, choices: Iterable[str], path: Path, where: str) -> str:
     choices = tuple(choices)
     if value not in choices:
         raise UsageError(f"{path}: {where} is '{value}'", "", did_you_mean(str(value), choices), "SM401")
@@ -211,7 +211,7 @@ def _unread(specs: Mapping[str, Any], path: Path, where: str) -> tuple[list[str]
     if not isinstance(read, list):
         raise UsageError(f"{path}: {where}.read is {read!r:.40}", "A list of figures is needed.", code="SM401")
     for name in read:
-        _one_of(name, given, path, f"{where}.read")
+        _read_choice(name, given, path, f"{where}.read")
     return [name for name in given if name not in read], [(name, page) for name in read]
 
 
@@ -334,7 +334,7 @@ def _compact(slug: str) -> str:
 def _possible(slug: str, slugs: Iterable[str]) -> list[str]:
     """The names that have all words of this one, or words in a row that are spelt as it (`7900xtx`), sorted."""
     slugs, compact = list(slugs), _compact(slug)
-    return _with_parts(slug, slugs) or sorted(name for name in slugs if _has_run(name.split("-"), compact))
+    return _find_longer_names(slug, slugs) or sorted(name for name in slugs if _has_run(name.split("-"), compact))
 
 
 def _has_run(parts: Sequence[str], compact: str) -> bool:
@@ -343,7 +343,7 @@ def _has_run(parts: Sequence[str], compact: str) -> bool:
     return any("".join(parts[start : end + 1]) == compact for start in places for end in places[start:])
 
 
-def _with_parts(slug: str, slugs: Iterable[str]) -> list[str]:
+def _find_longer_names(slug: str, slugs: Iterable[str]) -> list[str]:
     """The names that have all words of this one, sorted."""
     parts = set(slug.split("-"))
     return sorted(name for name in slugs if parts <= set(name.split("-")))
@@ -355,7 +355,7 @@ def near(slug: str, slugs: Iterable[str], file: str | os.PathLike[str] | None = 
     All of them are too many for a hint.
     """
     slugs = sorted(slugs)
-    close = _with_parts(slug, slugs)[:NEAR] or difflib.get_close_matches(slug, slugs, n=NEAR, cutoff=0.6)
+    close = _find_longer_names(slug, slugs)[:NEAR] or difflib.get_close_matches(slug, slugs, n=NEAR, cutoff=0.6)
     catalog = "'staticmem gpus'" if file is None else f"'staticmem gpus --gpus-file {file}'"
     if not close:
         return f"{catalog} lists the names."

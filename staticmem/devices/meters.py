@@ -202,7 +202,7 @@ def needs_of(result: StepResult) -> Needs:
     """What a step needs of a chip."""
     buffers, names = result.trace.buffers, result.trace.kernels.names
     if not any(form.dtype is bfloat16 for form in set(buffers.forms)):
-        return Needs(compiled=result.runs_triton, attention=_attention_of(result))
+        return Needs(compiled=result.runs_triton, attention=_describe_attention(result))
     of_ampere = {index for index, name in enumerate(names) if name in FROM_AMPERE}
     fused = ""
     for kernel, form in zip(buffers.kernels, buffers.forms, strict=True) if of_ampere else ():
@@ -218,11 +218,11 @@ def needs_of(result: StepResult) -> Needs:
             if kind == "parameter"
         )
     )
-    any_heads = ANY_HEADS if _attention_of(result) == ANY_HEADS else ""  # padded ones are of `fused` here
+    any_heads = ANY_HEADS if _describe_attention(result) == ANY_HEADS else ""  # padded ones are of `fused` here
     return Needs(True, result.autocast is bfloat16, result.runs_triton, half, fused, any_heads)
 
 
-def _attention_of(result: StepResult) -> str:
+def _describe_attention(result: StepResult) -> str:
     """Which heads of attention decide that cards before compute capability 8.0 run another kernel; empty for none."""
     reasons = [why for _, why in result.choices]
     return next((heads for heads in (PADDED_HEADS, ANY_HEADS) if any(why.endswith(heads) for why in reasons)), "")
@@ -278,10 +278,10 @@ def on_device(
         as_packed = loaded_packed(process)
         plain = Replays(as_packed, None).nominal if roomy.is_quick else _replay(as_packed, device, None)
         allocated, reserved = allocated.reaching(plain.peak_allocated), reserved.reaching(plain.peak_reserved)
-    grown = _of_grown_caches(result) if process.mark_at(free.peak_allocated_at).phase == "decode" else 0
+    grown = _sum_slack_of_caches(result) if process.mark_at(free.peak_allocated_at).phase == "decode" else 0
     allocated, reserved = allocated.widened(0, grown), reserved.widened(0, grown)
     context, usable = device.setup.profile.overhead(device.gpu), usable_on(device)
-    nominal = _on_the_card(roomy, device)
+    nominal = _replay_on_card(roomy, device)
     if nominal is not free:
         allocated, reserved = allocated.around(nominal.peak_allocated), reserved.around(nominal.peak_reserved)
     retries, returned = (nominal.retries, nominal.returned) if not isinstance(nominal, Outline) else (0, 0)
@@ -303,10 +303,10 @@ def on_device(
 
 def expected_need(roomy: Unlimited, device: Device) -> int:
     """The expected need of `on_device`, without the replays of its band."""
-    return _on_the_card(roomy, device).peak_reserved + device.setup.profile.overhead(device.gpu).expected
+    return _replay_on_card(roomy, device).peak_reserved + device.setup.profile.overhead(device.gpu).expected
 
 
-def _on_the_card(roomy: Unlimited, device: Device) -> Outline | Replay:
+def _replay_on_card(roomy: Unlimited, device: Device) -> Outline | Replay:
     """The replay on the memory of a card; that without a limit where the step runs out of memory."""
     context = device.setup.profile.overhead(device.gpu).expected
     if device.bounded and roomy.replays.nominal.peak_reserved + context > usable_on(device):
@@ -316,7 +316,7 @@ def _on_the_card(roomy: Unlimited, device: Device) -> Outline | Replay:
     return roomy.replays.nominal
 
 
-def _of_grown_caches(result: StepResult) -> int:
+def _sum_slack_of_caches(result: StepResult) -> int:
     """The most by which blocks of caches may be larger than their tensors in the last decode step, which is predicted
     as if the cache were new. It has grown token by token, each time out of other free blocks, of which less than 1 MiB
     is left whole (`should_split` in c10/cuda/CUDACachingAllocator.cpp)."""

@@ -198,7 +198,7 @@ def _modules(data: dict[str, Any], path: Path) -> Modules:
     for i, entry in enumerate(_entries(data["eager"], path, "modules.eager")):
         where = f"modules.eager[{i}]"
         eager.append(_eager_modules(entry, torch_release(entry["torch"]), path, where))
-        sources += _sources_of(entry, path, where)
+        sources += _list_sources(entry, path, where)
     return Modules(lazy_since, tuple(eager), tuple(sources))
 
 
@@ -217,7 +217,7 @@ def _eager_modules(entry: dict[str, Any], since: tuple[int, int], path: Path, wh
     return EagerModules(since, tuple(sizes))
 
 
-def _sources_of(entry: dict[str, Any], path: Path, where: str) -> tuple[tuple[str, str], ...]:
+def _list_sources(entry: dict[str, Any], path: Path, where: str) -> tuple[tuple[str, str], ...]:
     return tuple(
         (f"{where}.readings.{name}", text(data["source"], path, f"{where}.readings.{name}.source"))
         for name, data in entry["readings"].items()

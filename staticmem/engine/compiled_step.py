@@ -149,7 +149,7 @@ def with_sizes(interpreter: Interpreter, start: int, end: int, given: dict[str, 
             left_out.add(index)
     if not sizes:
         return graph
-    changed = [_NOTHING if index in left_out else _with_numbers(op, sizes) for index, op in enumerate(ops)]
+    changed = [_NOTHING if index in left_out else _fill_in_numbers(op, sizes) for index, op in enumerate(ops)]
     return replace(graph, ops=(*graph.ops[:start], *changed, *graph.ops[end:]))
 
 
@@ -166,7 +166,7 @@ def _size_argument(arg: Arg, env: Mapping[str, Any], graph: Graph) -> Any:
     return Tensor(Storage(-1, 0), value.shape, contiguous_strides(value.shape), value.dtype)
 
 
-def _with_numbers(op: Op, sizes: Mapping[str, int]) -> Op:
+def _fill_in_numbers(op: Op, sizes: Mapping[str, int]) -> Op:
     if sizes.keys().isdisjoint(op.refs()):
         return op
     kwargs = {name: _filled(arg, sizes) for name, arg in op.kwargs.items()}
@@ -336,7 +336,7 @@ class CompiledRegions:
             if code != NO_TRACE:
                 yield Note("assumption", "SM345", text, count)
         if self.cuda_graphs:
-            yield from _of_cuda_graphs(calls)
+            yield from _note_cuda_graphs(calls)
         if self.mode in AUTOTUNED:
             text = (
                 f"--compile-mode {self.mode} measures kernels on the card: which products become Triton's, with what "
@@ -372,7 +372,7 @@ def _trained_bytes(graph: Graph, scenario: Scenario) -> dict[str, int]:
     return sizes
 
 
-def _of_cuda_graphs(calls: Sequence[CompiledCall]) -> Iterator[Note]:
+def _note_cuda_graphs(calls: Sequence[CompiledCall]) -> Iterator[Note]:
     """What is recorded as CUDA graphs, and what is not."""
     written = sorted({name for call in calls for name in call.written_inputs})
     recorded = sum(not call.written_inputs for call in calls)

@@ -138,17 +138,17 @@ class Interpreter:
                 if self.last_use.get(value.name, 0) < 0:  # the code lets go of it before its first op
                     self._forget(value.name)
         for index in decode:
-            self._outputs_of(start, index)
+            self._list_outputs(start, index)
             self.e.trace.begin("decode")
             start = index
-        return self._outputs_of(start, len(self.graph.ops) - rest)
+        return self._list_outputs(start, len(self.graph.ops) - rest)
 
     def forward_rest(self, rest: int) -> list[Tensor]:
         """Runs the last `rest` ops, which are those of the training loop, and returns all outputs."""
         end = len(self.graph.ops)
-        return self._outputs_of(end - rest, end)
+        return self._list_outputs(end - rest, end)
 
-    def _outputs_of(self, start: int, end: int) -> list[Tensor]:
+    def _list_outputs(self, start: int, end: int) -> list[Tensor]:
         try:
             self.run_ops(start, end)
         except AssertionError as error:

@@ -31,8 +31,8 @@ def notes_of_step(
     how often; `overwritten`: checkpoints that change one of their inputs in place."""
     if scenario.training:
         yield from _of_recurrent(graph)
-        yield from _of_other_outputs(outputs, loss)
-    yield from _of_unread(graph, scenario.training)
+        yield from _note_other_outputs(outputs, loss)
+    yield from _note_unread_parameters(graph, scenario.training)
     if scenario.torch < DEFAULTS_CHANGED and "aten::scaled_dot_product_attention" in graph.bases:
         text = (
             "PyTorch before 2.0 has no scaled_dot_product_attention: counted as products and a softmax, of which each "
@@ -42,13 +42,13 @@ def notes_of_step(
     if graph.recorded is not None:
         pass
     elif not scenario.training:
-        yield from _of_fused_path(graph)
+        yield from _note_fused_path(graph)
     elif graph.format == "onnx":
-        yield from _of_onnx(graph, scenario)
+        yield from _note_onnx(graph, scenario)
     for (what, why), count in sorted(choices.items()):
         yield Note("assumption", "SM340", f"{what}: {why} (as on an sm_90 GPU; --sdpa changes it)", count)
     if scenario.training:
-        yield from _of_levers(scenario, overwritten)
+        yield from _note_levers(scenario, overwritten)
 
 
 def notes_of_selection(names: Collection[str], policies: Iterable[Policy]) -> Iterator[Note]:
@@ -82,7 +82,7 @@ def _of_recurrent(graph: Graph) -> Iterator[Note]:
         yield Note("assumption", "SM341", text, sum(op.base in recurrent for op in graph.ops))
 
 
-def _of_other_outputs(outputs: Sequence[Tensor], loss: str | None) -> Iterator[Note]:
+def _note_other_outputs(outputs: Sequence[Tensor], loss: str | None) -> Iterator[Note]:
     """Outputs beside the first that could be part of a loss."""
     others = [t for t in outputs[1:] if t.dtype.is_differentiable and t.requires_grad]
     chosen = loss in ("none", "outputs") or has_terms(loss or "")
@@ -95,7 +95,7 @@ def _of_other_outputs(outputs: Sequence[Tensor], loss: str | None) -> Iterator[N
         yield Note("assumption", "SM331", text)
 
 
-def _of_unread(graph: Graph, training: bool) -> Iterator[Note]:
+def _note_unread_parameters(graph: Graph, training: bool) -> Iterator[Note]:
     """Parameters that no op reads: the exporter has left out ops whose result nothing uses, or they are for later."""
     used = {*graph.last_read, *(p.alias_of for p in graph.parameters)}
     unread = [p.fqn for p in graph.parameters if p.value.name not in used and not p.alias_of]
@@ -105,7 +105,7 @@ def _of_unread(graph: Graph, training: bool) -> Iterator[Note]:
         yield Note("assumption", "SM332", f"{text}. If the code runs them, an export dropped it", len(unread))
 
 
-def _of_onnx(graph: Graph, scenario: Scenario) -> Iterator[Note]:
+def _note_onnx(graph: Graph, scenario: Scenario) -> Iterator[Note]:
     """ONNX tells no parameters from buffers; it has no `requires_grad` and no `detach`, and files of the TorchScript
     exporter lack regions of `no_grad` too."""
     classes = any(frame.cls for stack in _stacks(graph) for frame in stack)  # the dynamo exporter writes them
@@ -127,7 +127,7 @@ def _of_onnx(graph: Graph, scenario: Scenario) -> Iterator[Note]:
         yield Note("assumption", "SM334", text)
 
 
-def _of_fused_path(graph: Graph) -> Iterator[Note]:
+def _note_fused_path(graph: Graph) -> Iterator[Note]:
     """Modules of torch.nn with a path of their own in evaluation mode, which torch.export does not trace
     (torch/nn/modules/transformer.py and activation.py, `why_not_sparsity_fast_path` and `why_not_fast_path`)."""
     paths = {frame.path for stack in _stacks(graph) for frame in stack if frame.cls in _FUSED}
@@ -139,7 +139,7 @@ def _of_fused_path(graph: Graph) -> Iterator[Note]:
         yield Note("assumption", "SM342", text, len(paths))
 
 
-def _of_levers(scenario: Scenario, overwritten: int) -> Iterator[Note]:
+def _note_levers(scenario: Scenario, overwritten: int) -> Iterator[Note]:
     if overwritten:
         text = (
             "a checkpoint changes its input in place, so that PyTorch's backward stops with an error: put the border "

@@ -40,7 +40,7 @@ def make(
     `apart`: ids of matrices that Muon leaves to AdamW, or of the weights that GaLore or APOLLO projects.
     """
     if scenario.low_rank is not None:
-        return _with_projections(e, scenario, scenario.low_rank, parameters, apart)
+        return _project_weights(e, scenario, scenario.low_rank, parameters, apart)
     if scenario.optimizer == "muon":
         hidden = [p for p in parameters if p.ndim == 2 and id(p) not in apart]
         of_muon = {id(p) for p in hidden}
@@ -60,7 +60,7 @@ def _one(e: Eager, scenario: Scenario, parameters: Sequence[Tensor]) -> Optimize
     return Optimizer(e, facts, impl, parameters, scenario.offload_optimizer, scenario.compile_optimizer)
 
 
-def _with_projections(
+def _project_weights(
     e: Eager, scenario: Scenario, asked: LowRank, parameters: Sequence[Tensor], targets: Collection[int]
 ) -> Optimizer:
     """GaLore's or APOLLO's: one loop over two groups, that of projected weights last."""

@@ -282,7 +282,7 @@ MAX_BYTES = 1 << 28  # of JSON; larger lists of weights are no real model's
 def tied_names(archive: zipfile.ZipFile) -> dict[str, str]:
     """Names of parameters and buffers that are the tensor of an earlier name, by that name; {} where nothing tells."""
     try:
-        return {**_by_storage(archive), **_written(archive)}
+        return {**_group_by_storage(archive), **_written(archive)}
     except (*fields.MALFORMED, ValueError, KeyError, RecursionError):
         return {}  # it only helps: without it every name counts
 
@@ -319,7 +319,7 @@ def _member(archive: zipfile.ZipFile, ending: str) -> Any:
     return {}
 
 
-def _by_storage(archive: zipfile.ZipFile) -> dict[str, str]:
+def _group_by_storage(archive: zipfile.ZipFile) -> dict[str, str]:
     sizes = {info.filename.rpartition("/")[2]: info.file_size for info in archive.infolist()}
     first: dict[tuple[str, str], str] = {}
     tied: dict[str, str] = {}

@@ -50,22 +50,22 @@ def refused_file(path: str, head: bytes) -> ModelFileError | None:
         if head.startswith(magic):
             return _no_graph(path, f"It is {what}.", hint)
     if head[4:8] == b"TFL3":  # the FlatBuffers identifier of TensorFlow Lite's schema
-        return _advice_of(".tflite", path)
+        return _find_advice(".tflite", path)
     if head[:2] == b"PK" and head[30:43] == b"metadata.json":  # the first member of the zip that Keras 3 writes
-        return _advice_of(".keras", path)
+        return _find_advice(".keras", path)
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= 100_000_000:
         # safetensors: the length of the header, then the header in JSON, of at most 100 MB
-        return _advice_of(".safetensors", path)
+        return _find_advice(".safetensors", path)
     return None
 
 
 def unknown_file(path: str, head: bytes) -> ModelFileError:
     """The error for a file that is no graph and has no known mark."""
-    by_suffix = _advice_of(os.path.basename(path).lower(), path)
+    by_suffix = _find_advice(os.path.basename(path).lower(), path)
     if by_suffix is not None:
         return by_suffix
     if path.lower().endswith(".py"):
-        return _no_graph(path, "It is Python code, which only 'staticmem export' runs.", _export_of(path))
+        return _no_graph(path, "It is Python code, which only 'staticmem export' runs.", _write_export_code(path))
     try:
         head.decode()
         text = b"\x00" not in head
@@ -84,7 +84,7 @@ def missing_file(path: str) -> ModelFileError:
     code = re.fullmatch(r"(.+\.py):\w+", path)
     if code is not None:
         why = "It names a function in a file of Python code, which only 'staticmem export' runs."
-        return ModelFileError(what, why, _export_of(path), code="SM101")
+        return ModelFileError(what, why, _write_export_code(path), code="SM101")
     if re.match(r"https?://", path):
         why = "It is an address, and nothing is fetched from the network."
         return ModelFileError(what, why, "Download the file, and give its path.", code="SM101")
@@ -106,14 +106,14 @@ def _no_graph(path: str, why: str, hint: str) -> ModelFileError:
     return ModelFileError(f"{path} is not a model graph", why, hint, code="SM107")
 
 
-def _advice_of(name: str, path: str) -> ModelFileError | None:
+def _find_advice(name: str, path: str) -> ModelFileError | None:
     for suffixes, what, hint in _BY_SUFFIX:
         if name.endswith(suffixes):
             return _no_graph(path, f"It is {what}.", hint)
     return None
 
 
-def _export_of(path: str) -> str:
+def _write_export_code(path: str) -> str:
     target = path if ":" in path else f"{path}:FUNCTION"
     return f"Export what the function returns: staticmem export {target} -o model.pt2"
 

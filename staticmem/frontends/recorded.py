@@ -473,7 +473,7 @@ class _Program:
         (index,) = args
         row = self.called[fields.size(index)]
         if index not in self.expanded:
-            self.expanded[index] = _size_of(row)
+            self.expanded[index] = _count_items(row)
         self.calls += self.expanded[index]
         if self.calls > _MOST:
             raise ValueError("its functions are too large")
@@ -536,10 +536,10 @@ def _name(text: str) -> str:
     return text
 
 
-def _size_of(value: Any) -> int:
+def _count_items(value: Any) -> int:
     """How many items a part of a document has."""
     items = value.values() if isinstance(value, dict) else value
-    return 1 + sum(map(_size_of, items)) if isinstance(value, dict | list) else 1
+    return 1 + sum(map(_count_items, items)) if isinstance(value, dict | list) else 1
 
 
 def _other_mode(asked: tuple[bool, bool]) -> Note:

@@ -142,13 +142,13 @@ class _Builder:
         """The nodes of autograd that something refers to. One that has run keeps the next ones still: a variable of the
         loss has all of the graph until it is assigned anew."""
         nodes = self.keepers.nodes
-        numbers = range(len(nodes)) if self.tick is None else self._nodes_at(self.tick)
+        numbers = range(len(nodes)) if self.tick is None else self._find_nodes(self.tick)
         for number in numbers:
             node = nodes[number]
             place, module = op_place(self.ops, node.op), module_of_op(self.ops, node.op)
             self.result.add_node(_autograd(number), kind="autograd", name=node.name, op=place, module=module)
 
-    def _nodes_at(self, tick: int) -> list[int]:
+    def _find_nodes(self, tick: int) -> list[int]:
         """The numbers of the nodes that tensors lead to at a moment, and of those that have saved something."""
         nodes = self.keepers.nodes
         held = [index for index, _ in self._open_holds()]
@@ -242,7 +242,7 @@ class _Builder:
         loose = [name for name, kind in self.result.nodes(data="kind") if kind == "autograd" and name not in kept]
         keys = [key for key, name in self.owners.items() if name not in kept]
         for key in keys:
-            self._connect(self._keeper_of(key), self.owners[key], "keeps", 0, self._end)
+            self._connect(self._find_keeper(key), self.owners[key], "keeps", 0, self._end)
         for name in loose:
             self._connect(ROOT, name, "keeps", 0, self._end)
 
@@ -250,7 +250,7 @@ class _Builder:
     def _end(self) -> int:
         return self.lifetimes.ticks
 
-    def _keeper_of(self, key: OwnerKey) -> str:
+    def _find_keeper(self, key: OwnerKey) -> str:
         """The owner that keeps another: the caller of a module's frame, the loss what autograd's graph has, or the part
         of the program that it belongs to."""
         reason, who, _ = key
@@ -402,12 +402,12 @@ def figures(graph: nx.DiGraph, phases: Sequence[tuple[str, int]], ticks: int) ->
     tops = {}
     for (name, start), (_, end) in pairwise([*phases, ("", ticks)]):
         tops[name] = max([*live[start:end], live[start - 1] if start else 0])
-    at_peak = _by_category(lives, live.index(peak) if live else 0)
-    at_end = _by_category(lives, ticks - 1)
+    at_peak = _sum_by_category(lives, live.index(peak) if live else 0)
+    at_end = _sum_by_category(lives, ticks - 1)
     return Figures(at_end.get("parameter", 0), peak, at_peak, tops, at_end)
 
 
-def _by_category(lives: Iterable[tuple[int, int, int, str]], tick: int) -> dict[str, int]:
+def _sum_by_category(lives: Iterable[tuple[int, int, int, str]], tick: int) -> dict[str, int]:
     total: dict[str, int] = {}
     for birth, death, nbytes, category in lives:
         if birth <= tick < death:

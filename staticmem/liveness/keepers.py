@@ -98,9 +98,9 @@ class WatchedEager(Eager):
         numbers = {node: number for number, node in enumerate(self.nodes)}
         nodes = []
         for node, (start, following) in self.nodes.items():
-            owners = () if node.packed is None else tuple({_key_of(owner): None for owner in node.packed.owners()})
+            owners = () if node.packed is None else tuple({_make_key(owner): None for owner in node.packed.owners()})
             next_numbers = tuple({numbers[other]: None for other in following})
-            nodes.append(AutogradNode(node.name, node.op, start, next_numbers, self._saved_by(node), owners))
+            nodes.append(AutogradNode(node.name, node.op, start, next_numbers, self._find_saved_holds(node), owners))
         kept = {
             hold: [(tick, numbers[node]) for tick, node in self.history[tensor]]
             for hold, tensor in self.tensors.items()
@@ -108,7 +108,7 @@ class WatchedEager(Eager):
         }
         return Keepers(nodes, kept)
 
-    def _saved_by(self, node: Node) -> range:
+    def _find_saved_holds(self, node: Node) -> range:
         """The holds of what a node has saved: one after the other, from its first on, at one tick."""
         holds = self.trace.holds
         first = end = node.hold
@@ -122,7 +122,7 @@ class WatchedEager(Eager):
         return range(first, end)
 
 
-def _key_of(owner: Owner) -> OwnerKey:
+def _make_key(owner: Owner) -> OwnerKey:
     return owner.kind, owner.who, owner.op
 
 

@@ -65,7 +65,7 @@ def names_of_parameters(graph: Graph) -> dict[str, str]:
     return names | {p.value.name: names.get(p.alias_of, p.fqn) for p in graph.parameters if p.alias_of is not None}
 
 
-def _by_segment(trace: Trace) -> Iterator[tuple[Buffer, int]]:
+def _walk_segments(trace: Trace) -> Iterator[tuple[Buffer, int]]:
     """Buffers in order of birth, each with the index of the phase that it is born in."""
     starts = [tick for _, tick in trace.phases]
     segment = 0
@@ -79,7 +79,7 @@ def runs(trace: Trace, groups: Sequence[str]) -> list[Run]:
     """The runs of the groups in order of time. `groups` has the group of each op. Kernels of no op (the loss, sums of
     gradients) belong to the run that they interrupt; before the first run they are ignored."""
     listed: list[Run] = []
-    for buffer, segment in _by_segment(trace):
+    for buffer, segment in _walk_segments(trace):
         phase = trace.phases[segment][0]
         if phase not in ("forward", "backward"):
             continue
@@ -101,7 +101,7 @@ def runs(trace: Trace, groups: Sequence[str]) -> list[Run]:
 def forward_ends(trace: Trace) -> dict[int, int]:
     """For each forward phase the tick at which the model has returned: the first allocation of the loss."""
     ends: dict[int, int] = {}
-    for buffer, segment in _by_segment(trace):
+    for buffer, segment in _walk_segments(trace):
         if trace.phases[segment][0] != "forward":
             continue
         if trace.kernels[buffer.kernel].op >= 0:

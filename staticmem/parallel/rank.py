@@ -91,7 +91,7 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
     if strategy.devices == 1:
         return result
     if not strategy.name:
-        return _with_a_part_of_the_sequence(result, strategy)
+        return _divide_sequence(result, strategy)
     facts = STRATEGIES[strategy.name]
     training = any(name == "backward" for name, _ in result.trace.phases)
     if not training and not facts.divides_parameters:
@@ -105,7 +105,7 @@ def on_rank(result: StepResult, strategy: Strategy) -> StepResult:
     return division_of(strategy.name).divide(WholeStep(result, strategy, rewrite, weights, paths, training))
 
 
-def _with_a_part_of_the_sequence(result: StepResult, strategy: Strategy) -> StepResult:
+def _divide_sequence(result: StepResult, strategy: Strategy) -> StepResult:
     """The step of a rank of context parallelism alone."""
     rewrite = Rewrite(result.trace)
     if strategy.context is not None:

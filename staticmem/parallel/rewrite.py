@@ -244,12 +244,12 @@ class Rewrite:
                 continue
             before = bisect_left(ticks, p.born[0] + (p.born[1] > EVENT)) - 1
             places[i] = (by_tick[before][1] if before >= 0 else -1, 1, i)
-            kernels[places[i]] = Kernel(p.call, self._phase_at(p.born), -1)
+            kernels[places[i]] = Kernel(p.call, self._find_phase(p.born), -1)
         sequence = sorted(kernels)
         rank = {place: index for index, place in enumerate(sequence)}
         return Kernels([kernels[place] for place in sequence]), {i: rank[place] for i, place in places.items()}, rank
 
-    def _phase_at(self, moment: _Moment) -> str:
+    def _find_phase(self, moment: _Moment) -> str:
         phases = self.trace.phases
         begun = [name for name, tick in phases if (tick, BEFORE, 0) <= moment] or [name for name, _ in phases[:1]]
         return begun[-1] if begun else "setup"

@@ -162,7 +162,7 @@ def _transformers(job: Mapping[str, Any]) -> Built:
     import torch
     import transformers
 
-    whole, options = _config_of(job["config"]), job["options"]
+    whole, options = _read_config(job["config"]), job["options"]
     cls, config = _head(transformers, whole, options.get("head"))
     for one in {id(c): c for c in (config, config.get_text_config())}.values():
         one.use_cache = False  # a step of training, or one forward: there is no next token
@@ -225,7 +225,7 @@ def _widen_as_loading_does(model: Any, dtype: Any) -> None:
             own.update({name: wider[id(tensor)] for name, tensor in own.items() if id(tensor) in wider})
 
 
-def _config_of(content: Mapping[str, Any]) -> Any:
+def _read_config(content: Mapping[str, Any]) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = content["model_type"]
@@ -348,7 +348,7 @@ def _timm(job: Mapping[str, Any]) -> Built:
     if job["options"].get("checkpointing") == "yes":
         model.set_grad_checkpointing()
     channels, height, width = model.default_cfg["input_size"]
-    return _with_images(job, model, example, channels, height, width)
+    return _add_images(job, model, example, channels, height, width)
 
 
 def _torchvision(job: Mapping[str, Any]) -> Built:
@@ -364,7 +364,7 @@ def _torchvision(job: Mapping[str, Any]) -> Built:
     if "targets" in inspect.signature(model.forward).parameters or ".models.video" in type(model).__module__:
         raise FailedError("refused", "its inputs are not a batch of images: targets of a detector, or a video")
     side = _image_side(models, name, model)
-    return _with_images(job, model, example, 3, side, side)
+    return _add_images(job, model, example, 3, side, side)
 
 
 def _image_side(package: Any, name: str, model: Any) -> int:
@@ -376,7 +376,7 @@ def _image_side(package: Any, name: str, model: Any) -> int:
     return int(getattr(model, "image_size", None) or usual)
 
 
-def _with_images(job: Mapping[str, Any], model: Any, example: Example, channels: int, height: int, width: int) -> Built:
+def _add_images(job: Mapping[str, Any], model: Any, example: Example, channels: int, height: int, width: int) -> Built:
     import torch
 
     dtype = getattr(torch, job["options"].get("dtype") or "float32")

@@ -103,14 +103,14 @@ def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
     return with_recording(data, request.kind, document), both_lines(own, lines)
 
 
-def _axes_of(request: ExportRequest) -> Sequence[tracing.Axes]:
+def _read_axes(request: ExportRequest) -> Sequence[tracing.Axes]:
     return request.axes if request.axes is not None else tracing.open_axes(request.inputs, request.kwargs)
 
 
 def _axes_of_tensors(request: ExportRequest) -> list[tracing.Axes]:
     """The axes of those leaves of the inputs that are tensors."""
     leaves = tracing.leaves_of(request.inputs, request.kwargs)
-    return [names for leaf, names in zip(leaves, _axes_of(request), strict=True) if hasattr(leaf, "shape")]
+    return [names for leaf, names in zip(leaves, _read_axes(request), strict=True) if hasattr(leaf, "shape")]
 
 
 def graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
@@ -122,7 +122,7 @@ def graph_file(request: ExportRequest) -> tuple[bytes, list[str]]:
     if request.kind == ".onnx" and request.exporter == "torchscript":
         return _scripted(request)
     last: ModelFileError | None = None
-    for rung in tracing.attempts(_axes_of(request)):  # the format may lack what the code computes of open sizes
+    for rung in tracing.attempts(_read_axes(request)):  # the format may lack what the code computes of open sizes
         traced = tracing.trace(
             request.module, request.inputs, request.kwargs, as_given=False, axes=rung, stack_traces=request.stack_traces
         )

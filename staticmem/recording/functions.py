@@ -39,11 +39,11 @@ def recorded(watch: Watch, apply: Any, cls: Any, args: tuple[Any, ...], kwargs: 
         return saved[-1][0]
 
     pack.of_recorder = True  # type: ignore[attr-defined]  # `recording.patched` tells it from hooks of the code
-    inputs = [watch.value(a) if _on_gpu(a) else -1 for a in args]
+    inputs = [watch.value(a) if _is_on_gpu(a) else -1 for a in args]
     with saved_tensors_hooks(pack, watch.unpack), _noted_settings() as unmaterialized:
         result = apply(*args, **kwargs)
     results = result if isinstance(result, (tuple, list)) else (result,)
-    ctx = next((t.grad_fn for t in results if _on_gpu(t) and isinstance(t.grad_fn, BackwardCFunction)), None)
+    ctx = next((t.grad_fn for t in results if _is_on_gpu(t) and isinstance(t.grad_fn, BackwardCFunction)), None)
     if ctx is None or watch.paused:
         return result
     if cls.__module__ == OF_LIBRARY:
@@ -76,9 +76,9 @@ def _write(
     for packed, tensor in saved:
         if packed[0] is None:  # a result of the op that has just been written
             packed[0] = watch.value(tensor)
-    numbers = [watch.value(t) if _on_gpu(t) else -1 for t in results]
+    numbers = [watch.value(t) if _is_on_gpu(t) else -1 for t in results]
     kept = tree_leaves(list(vars(ctx).values()))  # a tuple of tensors too: `ctx.tensors = (A, B)` of bitsandbytes
-    attributes = list(dict.fromkeys(watch.value(t) for t in kept if _on_gpu(t)))
+    attributes = list(dict.fromkeys(watch.value(t) for t in kept if _is_on_gpu(t)))
     outer = watch.program
     body = type(outer)()
     grads, gradients = _backward(watch, body, cls, ctx, results)
@@ -97,7 +97,7 @@ def _write(
         }
     )
     refs = [f"{written.REF}{v}" for v in (*inputs, *numbers) if v >= 0]
-    named = [watch.name(t) if _on_gpu(t) else -1 for t in results]
+    named = [watch.name(t) if _is_on_gpu(t) else -1 for t in results]
     watch.write(written.FUNCTION, [len(outer.functions) - 1, refs], {}, named, 0)
     saved.clear()
 
@@ -109,7 +109,7 @@ def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> 
     """
     watch.paused = True
     with torch.no_grad():
-        grads = [torch.empty_like(t) if _on_gpu(t) else None for t in results]
+        grads = [torch.empty_like(t) if _is_on_gpu(t) else None for t in results]
     watch.paused = False
     values = [-1 if g is None else watch.name(g) for g in grads]
     watch.program, within, watch.in_backward = body, watch.in_backward, True
@@ -122,8 +122,8 @@ def _backward(watch: Watch, body: Program, cls: Any, ctx: Any, results: Any) -> 
         watch.in_backward = within
     gradients = returned if isinstance(returned, (tuple, list)) else (returned,)
     watch.program = type(body)()  # what it returns outlives it
-    return values, [watch.value(g) if _on_gpu(g) else -1 for g in gradients]
+    return values, [watch.value(g) if _is_on_gpu(g) else -1 for g in gradients]
 
 
-def _on_gpu(value: Any) -> bool:
+def _is_on_gpu(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == gpu.DEVICE

@@ -57,7 +57,7 @@ def watched_hooks(watch: Watch) -> Iterator[None]:
             hooks = handle.hooks_dict_ref()
             return hooks is None or handle.id in hooks
 
-        note(watch, [self], functools.partial(_of_tensor, hook), hook, is_there)
+        note(watch, [self], functools.partial(_run_tensor_hook, hook), hook, is_there)
         return handle
 
     def retain_grad(self: torch.Tensor) -> None:
@@ -82,7 +82,7 @@ def watched_hooks(watch: Watch) -> Iterator[None]:
         results, index = apply(self, lambda _: function(node), args)
         tensors = [results[i] for i in index or ()]
         for hook in node.hooks:
-            note(watch, tensors, functools.partial(_of_node, hook), hook)
+            note(watch, tensors, functools.partial(_run_node_hook, hook), hook)
         return results, index
 
     patches: list[Any] = [
@@ -111,7 +111,7 @@ def note_hooks_of_parameters(watch: Watch, hooked: Sequence[tuple[torch.Tensor, 
     """Notes the hooks that parameters had before the code ran, and hooks that no recording has."""
     for twin, own in hooked:
         for hook in (own._backward_hooks or {}).values():
-            note(watch, [twin], functools.partial(_of_tensor, hook), hook)
+            note(watch, [twin], functools.partial(_run_tensor_hook, hook), hook)
         if getattr(own, "_post_accumulate_grad_hooks", None):
             watch.not_recorded(written.HOOKS)
     if any(m._backward_hooks and m._is_full_backward_hook is False for m in watch.root.modules()):
@@ -132,7 +132,7 @@ def note(
     with torch.no_grad():
         gradients = [torch.empty_like(t) for t in tensors]
     watch.paused = False
-    closure = [watch.value(t) for t in _held_by(function) if t.device.type == gpu.DEVICE]
+    closure = [watch.value(t) for t in _find_held_tensors(function) if t.device.type == gpu.DEVICE]
     name = getattr(function, "__qualname__", type(function).__qualname__)
     watch.hooks.append(Hook(name, values, gradients, run, list(dict.fromkeys(closure)), is_there))
 
@@ -194,12 +194,12 @@ def _check(gradients: Sequence[torch.Tensor], results: Sequence[Any]) -> None:
             raise TypeError(f"a hook has given {new.dtype} for a gradient in {old.dtype}")
 
 
-def _of_tensor(hook: Callable[[Any], Any], gradients: tuple[Any, ...]) -> Any:
+def _run_tensor_hook(hook: Callable[[Any], Any], gradients: tuple[Any, ...]) -> Any:
     result = hook(gradients[0])
     return None if result is None else (result,)
 
 
-def _of_node(hook: Callable[..., Any], gradients: tuple[Any, ...]) -> Any:
+def _run_node_hook(hook: Callable[..., Any], gradients: tuple[Any, ...]) -> Any:
     """One of a node that passes gradients on: it is given those of its inputs and those of its outputs."""
     return hook(gradients, gradients)
 
@@ -208,7 +208,7 @@ def _grad(tensor: torch.Tensor) -> Any:
     return torch._C.TensorBase.grad.__get__(tensor)
 
 
-def _held_by(function: Any) -> list[torch.Tensor]:
+def _find_held_tensors(function: Any) -> list[torch.Tensor]:
     """Tensors that a function has beside its arguments."""
     held: list[Any] = []
     if isinstance(function, functools.partial):

@@ -39,13 +39,13 @@ def model_of(model: object, inputs: Sequence[Any] | None) -> tuple[ModelFile, in
     """
     if _is_a(model, "onnx", "ModelProto"):
         _no_inputs(model, inputs)
-        return _of_proto(model), None
+        return _open_proto(model), None
     if _is_a(model, "torch.export.exported_program", "ExportedProgram"):
         _no_inputs(model, inputs)
-        return _of_program(model, "ExportedProgram"), None
+        return _open_program(model, "ExportedProgram"), None
     if _is_a(model, "torch.nn.modules.module", "Module"):
         args = _arguments(model, inputs)
-        return _of_module(model, args), _common_batch(args)
+        return _record_module(model, args), _common_batch(args)
     if isinstance(model, type):
         why, hint = "It is a class: a model is one of its objects.", f"Example: {model.__name__}(...)"
         raise UsageError(f"{model.__name__} is not a model", why, hint, code=CODE)
@@ -120,7 +120,7 @@ def _recorded_inputs(module: Any) -> tuple[Any, ...]:
     return tuple(inputs)
 
 
-def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
+def _record_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
     """A recording of the module; where its code cannot run on fake tensors, the graph of torch.export, with a note."""
     from staticmem.recording.device_answers import traced_on_gpu
     from staticmem.recording.record import record
@@ -130,7 +130,7 @@ def _of_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
     except ModelFileError as error:
         with traced_on_gpu(args):
             traced = trace(module, args, as_given=True)
-        archive = _of_program(
+        archive = _open_program(
             traced.program,
             type(module).__name__,
             traced.named_sizes if traced_sizes.usable(traced.names) else traced.sizes,
@@ -193,7 +193,7 @@ class ModuleModel(RecordedModel):
         return all(one.refusal(sizes) is None for one in asked)
 
 
-def _of_program(program: Any, label: str, sizes: TracedSizes | None = None) -> ExportedArchive:
+def _open_program(program: Any, label: str, sizes: TracedSizes | None = None) -> ExportedArchive:
     import torch
 
     from staticmem.frontends.export_program import ExportedArchive, read_archive, tied_tensors
@@ -235,7 +235,7 @@ def _meta(tensor: Any) -> Any:
     return torch.nn.Parameter(twin, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else twin
 
 
-def _of_proto(proto: Any) -> ModelFile:
+def _open_proto(proto: Any) -> ModelFile:
     from staticmem.frontends.onnx import wire
     from staticmem.frontends.onnx.external import read_small
     from staticmem.frontends.onnx.model import OnnxModel

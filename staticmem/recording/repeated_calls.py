@@ -86,7 +86,7 @@ def known_sizes() -> Iterator[None]:
             return result
         nbytes = 0 if view else size(known_bytes[id(entry)][1])
         shape, strides = tuple(map(size, metadata.shape)), tuple(map(size, metadata.stride))
-        with _in_kernel(mode):
+        with _enter_kernel(mode):
             sizes = _sizes(shape, strides, size(metadata.storage_offset), metadata.dtype, nbytes)
             if view:  # a size that is asked for later would become a node of a trace: PyTorch has asked for these two
                 with state.shape_env.suppress_guards() if state.shape_env is not None else nullcontext():
@@ -193,7 +193,7 @@ class _Sizes(torch.Tensor):  # type: ignore[misc]
 
 
 @contextmanager
-def _in_kernel(mode: FakeTensorMode) -> Iterator[None]:
+def _enter_kernel(mode: FakeTensorMode) -> Iterator[None]:
     """Within it tensors are made, each with a version of its own."""
     with fake_tensor.in_kernel_invocation_manager(mode), torch._C._AutoDispatchBelowADInplaceOrView():
         yield
@@ -240,7 +240,7 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
 
     def _cached_dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         try:
-            key = self._key_of(func, args, kwargs)
+            key = self._make_key(func, args, kwargs)
         except _OtherError:
             key = None
         if key in self._kept:
@@ -265,7 +265,7 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
 
     # -- arguments -----------------------------------------------------------------------------------------------
 
-    def _key_of(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _make_key(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Equal for calls with equal results: it has all that PyTorch's key has, and the state of the sizes."""
         if torch.is_inference_mode_enabled() or self.shape_env is None:
             raise _OtherError
@@ -306,11 +306,11 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
 
     def _learn(self, key: Any, func: Any, args: Any, result: Any) -> None:
         is_tuple = isinstance(result, tuple)
-        kept = [self._result_of(func, args, one) for one in (result if is_tuple else (result,))]
+        kept = [self._keep_result(func, args, one) for one in (result if is_tuple else (result,))]
         if all(one is not None for one in kept):
             self._kept[key] = is_tuple, kept  # type: ignore[assignment]
 
-    def _result_of(self, func: Any, args: Any, result: Any) -> _Result | None:
+    def _keep_result(self, func: Any, args: Any, result: Any) -> _Result | None:
         if type(result) is not FakeTensor or result.constant is not None or result.layout is not torch.strided:
             return None
         for index, arg in enumerate(args):
@@ -327,7 +327,7 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
         shape, strides, offset = tuple(result.shape), result.stride(), result.storage_offset()
         if argument < 0:
             return _Result(-1, result.fake_device, form=(shape, strides, offset, result.dtype, storage.nbytes()))
-        with _in_kernel(self), self.shape_env.suppress_guards():
+        with _enter_kernel(self), self.shape_env.suppress_guards():
             pattern = _sizes(shape, strides, offset, result.dtype, 0)
             pattern.numel(), pattern.is_contiguous()
         return _Result(argument, result.fake_device, pattern)
@@ -335,7 +335,7 @@ class _RepeatedCalls(FakeTensorMode):  # type: ignore[misc]
     def _again(self, result: _Result, args: Any) -> Any:
         if result.device is None:
             return args[result.argument]
-        with _in_kernel(self):
+        with _enter_kernel(self):
             if result.pattern is not None:
                 return _fake(self, result.pattern, result.device, args[result.argument])
             assert result.form is not None

@@ -234,7 +234,7 @@ def _traced(module: Any, given: tuple[Any, ...], keywords: dict[str, Any], axes:
             leaves, spec = pytree.tree_flatten((args, kwargs))
             marked = [dict.fromkeys(n, auto) if _is_tensor(x) else None for x, n in zip(leaves, axes, strict=True)]
             positional, named = pytree.tree_unflatten(marked, spec)
-            dynamic = {**_by_name(module, positional), **named}
+            dynamic = {**_name_shapes(module, positional), **named}
             stack.enter_context(oblivious())
             stack.enter_context(_one_size_a_name(module, kwargs, axes))
         program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic, strict=False)
@@ -252,7 +252,7 @@ def _without_stack_traces() -> Iterator[None]:
         yield
 
 
-def _by_name(module: Any, shapes: Sequence[Any]) -> dict[str, Any]:
+def _name_shapes(module: Any, shapes: Sequence[Any]) -> dict[str, Any]:
     """Positional dynamic shapes under the names of the forward's parameters, as torch.export wants them with kwargs."""
     named: dict[str, Any] = {}
     for index, parameter in enumerate(inspect.signature(module.forward).parameters.values()):
@@ -338,12 +338,12 @@ def conditions(
         if _OPS.search(file) or any(file.endswith(of) and name == function for of, function in OF_VIEWS):
             continue
         condition = shape_env.replace(guard.expr)
-        if condition.free_symbols and condition.free_symbols <= inputs and not _of_any_size(condition):
+        if condition.free_symbols and condition.free_symbols <= inputs and not _holds_for_any_size(condition):
             answers[condition] = text(condition)
     return answers
 
 
-def _of_any_size(condition: Any) -> bool:
+def _holds_for_any_size(condition: Any) -> bool:
     """Whether it holds for all sizes, which are 1 or more."""
     import sympy
 

@@ -115,7 +115,7 @@ def _value(hint: Any, data: Any, path: str, where: str) -> Any:
         if data is None and type(None) in args:
             return None
         choices = [arg for arg in args if arg is not type(None)]
-        return _one_of(choices, data, path, where)
+        return _read_first_type(choices, data, path, where)
     if origin is tuple:
         if not isinstance(data, list):
             raise _wrong(path, where, "a list", data)
@@ -132,7 +132,7 @@ def _value(hint: Any, data: Any, path: str, where: str) -> Any:
     return _plain(hint, data, path, where)
 
 
-def _one_of(choices: list[Any], data: Any, path: str, where: str) -> Any:
+def _read_first_type(choices: list[Any], data: Any, path: str, where: str) -> Any:
     """The first type that the data has: shapes are `int | str`."""
     for choice in choices[:-1]:
         try:

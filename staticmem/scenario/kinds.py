@@ -363,7 +363,7 @@ def read_keyword(function: str, one: Option, value: Any) -> Any:
     """
     if isinstance(value, type(one.default)) and value == one.default:
         return value
-    node = _node_of(value, function, one.name)
+    node = _make_node(value, function, one.name)
     if one.kind in ("choice", "precision") and isinstance(node.value, str):
         return node.value  # `Request` checks the word, and knows why some words are refused
     return kind_of(one).read(node)
@@ -377,16 +377,16 @@ def read_texts(function: str, name: str, value: Any) -> tuple[str, ...]:
     """
     if not isinstance(value, str) and isinstance(value, Iterable):
         value = list(value)
-    return ListOf(Text("")).read(_node_of(value, function, name)) if value else ()
+    return ListOf(Text("")).read(_make_node(value, function, name)) if value else ()
 
 
-def _node_of(value: Any, function: str, path: str) -> Node:
+def _make_node(value: Any, function: str, path: str) -> Node:
     """A Python value as the node of a document."""
     if isinstance(value, Mapping):
-        pairs = {str(key): (Node(str(key), function), _node_of(part, function, path)) for key, part in value.items()}
+        pairs = {str(key): (Node(str(key), function), _make_node(part, function, path)) for key, part in value.items()}
         return Node(pairs, function, path=path)
     if isinstance(value, list | tuple | set | frozenset):
-        return Node([_node_of(part, function, path) for part in value], function, path=path)
+        return Node([_make_node(part, function, path) for part in value], function, path=path)
     return Node(_plain_value(value), function, path=path)
 
 

@@ -13,7 +13,7 @@ _REFUSED = (Fit.DOES_NOT_FIT.value, Fit.CANNOT_RUN.value)
 
 def check(sweep: Sweep, budgets: Sequence[Budget]) -> Check:
     """Every configuration against every budget; without budgets, against the memory of each GPU that is named."""
-    outcomes = tuple(sorted((one for row in sweep.rows for one in _of_row(row, budgets)), key=_urgency))
+    outcomes = tuple(sorted((one for row in sweep.rows for one in _compare_row(row, budgets)), key=_urgency))
     failed = any(not o.passed and o.level == "error" and o.error is None for o in outcomes)
     broken = any(o.error is not None for o in outcomes)
     return Check(CHECK_SCHEMA, failed, broken, outcomes, sweep.assumed)
@@ -24,7 +24,7 @@ def _urgency(outcome: Outcome) -> tuple[bool, bool, bool, int]:
     return outcome.error is None, outcome.passed, outcome.level == "warning", outcome.margin_bytes or 0
 
 
-def _of_row(row: SweepRow, budgets: Sequence[Budget]) -> Iterator[Outcome]:
+def _compare_row(row: SweepRow, budgets: Sequence[Budget]) -> Iterator[Outcome]:
     name = row.name or ", ".join(f"{k}={v}" for k, v in row.settings.items()) or "as it is"
     if not budgets:
         for card in row.cards:

@@ -219,14 +219,14 @@ class _Search:
         self.blocks = blocks_to_choose(self.graph)
 
     def run(self) -> LeverRow | None:
-        best = self._of_blocks() if self.blocks is not None else None
-        return self._of_modules(best) or best
+        best = self._try_blocks() if self.blocks is not None else None
+        return self._try_modules(best) or best
 
-    def _of_blocks(self) -> LeverRow | None:
+    def _try_blocks(self) -> LeverRow | None:
         assert self.blocks is not None
         paths = sorted(self.blocks.paths, key=lambda path: (-self._worth(path), path))
         if not self._fits(paths):
-            return self._of_groups(self.blocks)
+            return self._try_groups(self.blocks)
         low, high = 0, len(paths)
         while high - low > 1:
             middle = (low + high) // 2
@@ -237,7 +237,7 @@ class _Search:
         kept, operations = self.whole[path]
         return kept / max(operations, 1)
 
-    def _of_groups(self, blocks: Blocks) -> LeverRow | None:
+    def _try_groups(self, blocks: Blocks) -> LeverRow | None:
         """All blocks, several to a checkpoint: less is kept, and more is alive while a group runs again."""
         for every in range(2, min(blocks.row, 9)):
             options = {"checkpoint": (blocks.selector,), "checkpoint_every": every}
@@ -247,7 +247,7 @@ class _Search:
                 return row
         return None
 
-    def _of_modules(self, best: LeverRow | None) -> LeverRow | None:
+    def _try_modules(self, best: LeverRow | None) -> LeverRow | None:
         """The row of the first proposal within the budget, if it costs less than `best`."""
         end = self.trials.runs + MOST_RUNS
         for paths in proposals(self.modules):

@@ -120,7 +120,7 @@ class _Search:
             self.options.progress(done, len(ways))
             request = self._largest(replace(self.request, **change.options))
             if request is not None:
-                return self._with_micro_batches(change, request), request
+                return self._add_losses_of_micro_batches(change, request), request
         return None
 
     def _ways(self, allowed: Sequence[str]) -> Iterator[_Change]:
@@ -229,7 +229,7 @@ class _Search:
             self.error = self.error or error
             return False
 
-    def _with_micro_batches(self, change: _Change, request: Request) -> _Change:
+    def _add_losses_of_micro_batches(self, change: _Change, request: Request) -> _Change:
         """The change with what smaller micro-batches than the request's give up."""
         if self.batches is None or request.batch == self.batches[-1]:
             return change
@@ -303,7 +303,7 @@ class _Search:
                 continue
             need = self.bench.expected(request, self.card)
             if nearest is None or need < nearest[0]:
-                nearest = need, self._with_micro_batches(change, request), request
+                nearest = need, self._add_losses_of_micro_batches(change, request), request
         if nearest is None:
             assert self.error is not None
             raise self.error

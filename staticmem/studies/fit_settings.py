@@ -161,7 +161,7 @@ def _settings(study: Study, request: Request, card: Gpu, name: str, config: bool
         f"As a gate: {check}",
         *notes,
     )
-    run = Run(asked, heading, _sharded(graph, asked), checkpointed, len(report.model.inputs), _loss_of(graph, report))
+    run = Run(asked, heading, _sharded(graph, asked), checkpointed, len(report.model.inputs), _find_loss(graph, report))
     text = library.text(run)
     return Settings(
         name,
@@ -179,7 +179,7 @@ def _settings(study: Study, request: Request, card: Gpu, name: str, config: bool
     )
 
 
-def _loss_of(graph: Graph, report: Report) -> str:
+def _find_loss(graph: Graph, report: Report) -> str:
     """What gives the loss: a function that was recorded, the model whose first output is a number, or the loop."""
     if graph.recorded is not None and graph.recorded.loss:
         return OF_OUTPUTS

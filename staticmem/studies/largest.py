@@ -280,7 +280,7 @@ class LargestBatches:
 
     def _is_affine(self, start: int) -> bool:
         """Whether the bytes of every buffer grow in a line at the least sizes: those of scores of pairs do not."""
-        cores = self._cores_at(start, start + 1, start + 2)
+        cores = self._list_cores(start, start + 1, start + 2)
         return len(cores) == 3 and Affine.through(cores) is not None
 
     def _structure(self, low: int, high: int) -> Affine:
@@ -288,16 +288,16 @@ class LargestBatches:
         widest range that has one: the search over full evaluations confirms the result."""
         while high > low + 1:
             middle = (low + high) // 2
-            cores = self._cores_at(low, middle, high)
+            cores = self._list_cores(low, middle, high)
             structure = Affine.through(cores) if len(cores) == 3 else None
             if structure is not None:
                 return structure
             high = middle
-        cores = self._cores_at(low, high)
+        cores = self._list_cores(low, high)
         structure = Affine.through(cores) if len(cores) == 2 else None
         return structure or Affine.constant_of(low, cores[0][1])
 
-    def _cores_at(self, *batches: int) -> list[tuple[int, Core]]:
+    def _list_cores(self, *batches: int) -> list[tuple[int, Core]]:
         """The cores at those batches that the model takes."""
         cores = []
         for batch in batches:

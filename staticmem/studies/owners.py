@@ -84,13 +84,13 @@ def _parts(graph: nx.DiGraph) -> dict[str, str]:
         data = graph.nodes[node]
         if data["kind"] == "storage" or node in parts:
             continue
-        part = BACKWARD_GRAPH if data["kind"] == "autograd" else part or _name_of(graph, node)
+        part = BACKWARD_GRAPH if data["kind"] == "autograd" else part or _find_name(graph, node)
         parts[node] = part
         waiting += [(other, part) for _, other, kind in graph.out_edges(node, data="kind") if kind == "keeps"]
     return parts
 
 
-def _name_of(graph: nx.DiGraph, node: str) -> str:
+def _find_name(graph: nx.DiGraph, node: str) -> str:
     data = graph.nodes[node]
     return f"running kernel {data['name']}" if data["kind"] == "kernel" else str(data["name"])
 
@@ -204,7 +204,7 @@ def _links(graph: nx.DiGraph, path: Sequence[str]) -> Iterator[str]:
                 yield plural(len(inner) - 2, "node") + " of the backward graph"
             continue
         where = f" of {data['op']}" if data.get("op") else ""
-        yield f"{_name_of(graph, node)}{where}"
+        yield f"{_find_name(graph, node)}{where}"
 
 
 def check_liveness(study: Study) -> int:

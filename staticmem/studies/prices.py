@@ -52,7 +52,7 @@ def load(file: str, cards: Mapping[str, Gpu]) -> dict[str, Price]:
         UsageError: the file cannot be read, or names a card that is not in the catalogue.
     """
     path = Path(file)
-    document = _of_csv(path) if path.suffix.lower() == ".csv" else read_yaml(path)
+    document = _read_csv(path) if path.suffix.lower() == ".csv" else read_yaml(path)
     keys_of(document, path, required=("version", "currency", "prices"))
     currency = text(document["currency"], path, "currency")
     prices: dict[str, Price] = {}
@@ -66,7 +66,7 @@ def load(file: str, cards: Mapping[str, Gpu]) -> dict[str, Price]:
     return prices
 
 
-def _of_csv(path: Path) -> dict[str, Any]:
+def _read_csv(path: Path) -> dict[str, Any]:
     """What a CSV file says, in the form of the YAML."""
     try:
         lines = files.read(path, MAX_BYTES).decode("utf-8-sig").splitlines()

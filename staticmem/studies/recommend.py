@@ -27,18 +27,18 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
         names = [STRATEGIES[request.parallel].title] if request.parallel is not None else []
         names += [f"each sequence over {ranks} of them"] if ranks > 1 else []
         what = what if ranks > 1 else _each(what, str(request.parallel))
-        return _of_ranks(one, tight, rows, " and ".join(names), devices, what)
+        return _recommend_ranks(one, tight, rows, " and ".join(names), devices, what)
     if one:
-        return _of_one(one, rows, what)
+        return _recommend_one(one, rows, what)
     several = _several(rows)
     if tight:
-        return _of_tight(tight, several, what)
+        return _recommend_tight(tight, several, what)
     if several is None:
         least = min(rows, key=lambda row: row.missing_bytes or 0)
         text = f"No GPU of the list can {what}: the {least.name} is short by {format_bytes(least.missing_bytes)}."
         return f"{text} The levers say what makes it smaller.", None
     row, count = several
-    text = _with_room(row, count, what)
+    text = _write_recommendation(row, count, what)
     nearest = max(rows, key=lambda r: r.usable_bytes)
     at_once = " at once" if count.strategy == ACCUMULATE else ""
     return (
@@ -47,13 +47,13 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     )
 
 
-def _with_room(row: CardRow, count: Count, what: str) -> str:
+def _write_recommendation(row: CardRow, count: Count, what: str) -> str:
     """`2 x L4 train it at batch 64 each with ZeRO-2 and checkpointed blocks, with 40 % headroom`, and their cost."""
     what = what if count.batch is not None else _each(what, count.strategy)
     with_blocks = " and checkpointed blocks" if count.checkpointing else ""
     left = _share(row.usable_bytes - (count.device_bytes or 0), row.usable_bytes)
     cost = _cost(row, count.devices or 1)
-    return f"{_several_text(row, count, what)}{with_blocks}, with {left} headroom{_on(row)}{cost}"
+    return f"{_several_text(row, count, what)}{with_blocks}, with {left} headroom{_write_condition(row)}{cost}"
 
 
 def _several_text(row: CardRow, count: Count, what: str) -> str:
@@ -65,11 +65,11 @@ def _several_text(row: CardRow, count: Count, what: str) -> str:
     return f"{count.devices} x {row.name} {what} with {STRATEGIES[count.strategy].title}{share}"
 
 
-def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple[str, str]:
+def _recommend_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple[str, str]:
     """The least that fits (the cheapest where there are prices), the next larger, and the largest that does not."""
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
-    text = f"One {best.name} {_singular(what)} with {left} headroom{_on(best)}{_cost(best, 1)}"
+    text = f"One {best.name} {_singular(what)} with {left} headroom{_write_condition(best)}{_cost(best, 1)}"
     larger = [row for row in one if row.usable_bytes > best.usable_bytes and row.vendor == best.vendor]
     if larger:
         text += f"; the {larger[0].name} also fits"
@@ -88,23 +88,28 @@ def _of_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple
     return f"{text}.", best.slug
 
 
-def _of_tight(tight: Sequence[CardRow], several: tuple[CardRow, Count] | None, what: str) -> tuple[str, str | None]:
+def _recommend_tight(
+    tight: Sequence[CardRow], several: tuple[CardRow, Count] | None, what: str
+) -> tuple[str, str | None]:
     """The least that holds the step tightly, and why that is tight; several that have room beside it."""
     best = min(tight, key=_cheapness)
-    text = f"One {best.name} {_singular(what)}, but it is tight: {best.why}{_on(best)}{_cost(best, 1)}"
+    text = f"One {best.name} {_singular(what)}, but it is tight: {best.why}{_write_condition(best)}{_cost(best, 1)}"
     if several is not None:
         row, count = several
-        text += f"; {_with_room(row, count, what)}"
+        text += f"; {_write_recommendation(row, count, what)}"
     return f"{text}.", best.slug
 
 
-def _of_ranks(
+def _recommend_ranks(
     one: Sequence[CardRow], tight: Sequence[CardRow], rows: Sequence[CardRow], title: str, devices: int, what: str
 ) -> tuple[str, str | None]:
     how = f"{devices} devices with {title}"
     if not one and tight:
         best = min(tight, key=_cheapness)
-        return f"{devices} x {best.name} {what} with {title}, but it is tight: {best.why}{_on(best)}.", best.slug
+        return (
+            f"{devices} x {best.name} {what} with {title}, but it is tight: {best.why}{_write_condition(best)}.",
+            best.slug,
+        )
     if not one:
         best = min(rows, key=lambda row: row.missing_bytes or 0)
         return (
@@ -113,14 +118,14 @@ def _of_ranks(
         )
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
-    return f"{devices} x {best.name} {what} with {title}, with {left} headroom{_on(best)}.", best.slug
+    return f"{devices} x {best.name} {what} with {title}, with {left} headroom{_write_condition(best)}.", best.slug
 
 
 def _singular(what: str) -> str:
     return what.replace("train it", "trains it", 1).replace("run it", "runs it", 1)
 
 
-def _on(row: CardRow) -> str:
+def _write_condition(row: CardRow) -> str:
     """The condition on which a card runs the step."""
     return f", on condition of {row.condition}" if row.condition else ""
 

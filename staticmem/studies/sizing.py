@@ -159,7 +159,7 @@ class _Sizing:
             slug=card.slug, name=card.name, vendor=card.vendor, form=card.form,
             architecture=card.chip or card.architecture, nominal_bytes=card.nominal, nvml_bytes=card.nvml,
             usable_bytes=card.usable, device_low_bytes=low, device_bytes=expected, device_high_bytes=high,
-            fit_with_checkpointing=None if obstacle else self._with_checkpointing(card, outcome.fit),
+            fit_with_checkpointing=None if obstacle else self._try_checkpointing(card, outcome.fit),
             max_batch=batches[0], safe_batch=batches[1], safe_batch_with_checkpointing=batches[2],
             device_compiled_bytes=None if obstacle else self._compiled(card),
             counts=tuple(self._count(name, card, outcome.fit, obstacle) for name in self.strategies),
@@ -196,7 +196,7 @@ class _Sizing:
         except StaticmemError:
             return None
 
-    def _with_checkpointing(self, card: Gpu, fit: Fit) -> str | None:
+    def _try_checkpointing(self, card: Gpu, fit: Fit) -> str | None:
         if self.checkpointed is None:
             return None
         if fit is not Fit.FITS and self.bench.live(self.checkpointed) > card.usable:
@@ -241,15 +241,15 @@ class _Sizing:
             return replace(request, batch=batch) if batch is not None else replace(request, resolution=resolution)
 
         try:
-            ask, bench = at(self.request), self._on_lines(self.plain)
+            ask, bench = at(self.request), self._choose_bench(self.plain)
             need = bench.expected(ask, card)
             pair = self.checkpointed
-            less = self._on_lines(self.with_blocks).expected(at(pair), card) if pair is not None else None
+            less = self._choose_bench(self.with_blocks).expected(at(pair), card) if pair is not None else None
         except StaticmemError:
             return
         points.append(Point(batch, resolution, bench.live(ask), need, less))
 
-    def _on_lines(self, batches: LargestBatches | None) -> Bench:
+    def _choose_bench(self, batches: LargestBatches | None) -> Bench:
         """What runs no step of a batch between those of a search."""
         return self.bench if batches is None else batches.between
 

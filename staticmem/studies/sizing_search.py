@@ -221,14 +221,16 @@ def fewest(
     for variant, checkpointing in ((request, False), (checkpointed, True)):
         if variant is None:
             continue
-        result = _of_total(bench, strategy, card, variant, total) if total else _fewest(bench, strategy, card, variant)
+        result = (
+            _divide_total(bench, strategy, card, variant, total) if total else _fewest(bench, strategy, card, variant)
+        )
         if isinstance(result, Found):
             return Count(strategy, result.devices, result.nbytes, checkpointing, "", result.batch, result.accumulate)
         why = result
     return Count(strategy, None, None, False, why)
 
 
-def _of_total(bench: Bench, strategy: str, card: Gpu, request: Request, total: int) -> Found | str:
+def _divide_total(bench: Bench, strategy: str, card: Gpu, request: Request, total: int) -> Found | str:
     """The fewest devices that a global batch is shared by, or why none are enough.
 
     What a device needs falls as they are added: each has fewer samples, and with ZeRO and FSDP less of the model.

@@ -48,7 +48,7 @@ def moved_by_stored_tensors(graph: Graph, trace: Trace) -> tuple[int, int]:
     for buffer in trace.buffers if merged else ():
         if buffer.name in merged and buffer.category == "activation":
             bytes_of[buffer.name] = buffer.size
-    less, more = _of_stored(graph, trace)
+    less, more = _bound_stored(graph, trace)
     return less + sum(bytes_of.values()), more + sum(bytes_of[name] * count for name, count in merged.items())
 
 
@@ -85,7 +85,7 @@ def _alike(a: Frame, b: Frame) -> bool:
     return a.cls == b.cls if a.cls or b.cls else general_path(a.path) == general_path(b.path)
 
 
-def _of_stored(graph: Graph, trace: Trace) -> tuple[int, int]:
+def _bound_stored(graph: Graph, trace: Trace) -> tuple[int, int]:
     """By the module's own tensors."""
     owned = {p.value.name: p.fqn for p in (*graph.parameters, *graph.buffers) if p.alias_of is None}
     small = {p.value.name for p in graph.parameters if sum(size > 1 for size in p.value.shape or ()) < 2}
@@ -141,11 +141,11 @@ _ATTRIBUTE = re.compile(r"\s*(?:[\w.* ]+,\s*)*self\.\w+\s*(?:,[\w.*, ]+|:[^=]+)?
 
 def moved_by_kept_tensors(graph: Graph, lifetimes: Lifetimes, training: bool) -> tuple[int, int]:
     """Bytes by which the peak may be lower and higher."""
-    less, more = _by_constants(graph, lifetimes)
-    return less, more + _of_attributes(graph, lifetimes, training)
+    less, more = _bound_constants(graph, lifetimes)
+    return less, more + _bound_attributes(graph, lifetimes, training)
 
 
-def _of_attributes(graph: Graph, lifetimes: Lifetimes, training: bool) -> int:
+def _bound_attributes(graph: Graph, lifetimes: Lifetimes, training: bool) -> int:
     """Bytes of what attributes may keep beside what lines say: in training those of the call before exist while the
     forward runs."""
     decided = {attribute.after for attribute in kept_by_modules(graph).values()}
@@ -206,7 +206,7 @@ def _weights_for_code(graph: Graph, training: bool) -> set[str]:
     return kept
 
 
-def _by_constants(graph: Graph, lifetimes: Lifetimes) -> tuple[int, int]:
+def _bound_constants(graph: Graph, lifetimes: Lifetimes) -> tuple[int, int]:
     names = _constants(graph)
     if not names:
         return 0, 0

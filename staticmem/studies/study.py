@@ -84,17 +84,17 @@ class Study:
                 return cls(open_model(path), request)
             from staticmem.recording.architectures import built_model  # late: most models are files
 
-            return cls(_at_sizes(built_model(architecture), request), request)
+            return cls(_choose_recording(built_model(architecture), request), request)
         from staticmem.recording.objects import model_of
 
         exported, batch = model_of(model, inputs)
         if request.batch is None and batch:
             request = replace(request, batch=batch)
-        return cls(_at_sizes(exported, request), request)
+        return cls(_choose_recording(exported, request), request)
 
     def ask(self, request: Request) -> Study:
         """The same model under another request: the file is not read again."""
-        other = Study(_at_sizes(self.model, request), request)
+        other = Study(_choose_recording(self.model, request), request)
         other.without, other.steps_back = self.without, self.steps_back
         return other
 
@@ -423,7 +423,7 @@ class Study:
         return report
 
 
-def _at_sizes(model: ModelFile, request: Request) -> ModelFile:
+def _choose_recording(model: ModelFile, request: Request) -> ModelFile:
     """The model; of code that is recorded on demand, the recording that holds at the request's sizes."""
     again = getattr(model, "at", None)
     if again is None:

@@ -305,17 +305,17 @@ def measure(
     else:
         outcomes = []
         for request in requests:
-            outcomes.append(_with_largest(study, request, gpus, largest))
+            outcomes.append(_find_largest(study, request, gpus, largest))
             if done is not None:
                 done(1)
     idle: Idle = {}
-    return [_with_assumptions(study, outcome, largest, idle) for outcome in outcomes]
+    return [_say_assumptions(study, outcome, largest, idle) for outcome in outcomes]
 
 
 Idle = dict[tuple[Any, ...], list[str]]  # what a graph has no use for, by the values of options that act on its ops
 
 
-def _with_assumptions(study: Study, outcome: Outcome, largest: GrownSize | None, idle: Idle) -> Outcome:
+def _say_assumptions(study: Study, outcome: Outcome, largest: GrownSize | None, idle: Idle) -> Outcome:
     """A row with what its request leaves to a default that moves the figure most (the batch, and whether it trains),
     and what of it has no effect."""
     if isinstance(outcome, StaticmemError):
@@ -335,7 +335,7 @@ def _with_assumptions(study: Study, outcome: Outcome, largest: GrownSize | None,
     return replace(outcome, assumed=tuple(assumed))
 
 
-def _with_largest(study: Study, request: Request, gpus: Sequence[str], largest: GrownSize) -> Outcome:
+def _find_largest(study: Study, request: Request, gpus: Sequence[str], largest: GrownSize) -> Outcome:
     try:
         with without_cycle_search():
             one = study.ask(request)

@@ -74,10 +74,10 @@ class Counter:
             if not reads or not op.grad:
                 continue
             needs.update(op.outputs)
-            total += self._backward_of(op, count, needs)
+            total += self._count_backward(op, count, needs)
         return total
 
-    def _backward_of(self, op: Op, count: int, needs: set[str]) -> int:
+    def _count_backward(self, op: Op, count: int, needs: set[str]) -> int:
         if not count:
             return 0
         if "attention" in op.base:

@@ -49,7 +49,7 @@ _Span = tuple[int, int, int]  # the index of a buffer, and from when to when it 
 def least_on_fused_path(notes: Iterable[Note], lifetimes: Lifetimes) -> Lifetimes | None:
     """The least of an inference whose layers PyTorch may run as one op each, of which the file has the ordinary ops;
     None of others."""
-    return _of(lifetimes, _alone(lifetimes)) if any(note.code == FUSED_PATH for note in notes) else None
+    return _cut_lifetimes(lifetimes, _alone(lifetimes)) if any(note.code == FUSED_PATH for note in notes) else None
 
 
 def least_of_training(graph: Graph, scenario: Scenario, lifetimes: Lifetimes) -> Lifetimes | None:
@@ -57,9 +57,9 @@ def least_of_training(graph: Graph, scenario: Scenario, lifetimes: Lifetimes) ->
     if not scenario.training or graph.recorded is not None:
         return None
     if leaves_frozen_open(graph, scenario):
-        return _of(lifetimes, _alone(lifetimes))
+        return _cut_lifetimes(lifetimes, _alone(lifetimes))
     if leaves_checkpoints_open(graph, scenario):
-        return _of(lifetimes, _when_recomputed(graph, lifetimes))
+        return _cut_lifetimes(lifetimes, _when_recomputed(graph, lifetimes))
     return None
 
 
@@ -79,7 +79,7 @@ def leaves_checkpoints_open(graph: Graph, scenario: Scenario) -> bool:
     return not classes or any(not cls.startswith((*LIBRARIES, _TORCH)) for cls in classes)
 
 
-def _of(lifetimes: Lifetimes, spans: Iterator[_Span]) -> Lifetimes:
+def _cut_lifetimes(lifetimes: Lifetimes, spans: Iterator[_Span]) -> Lifetimes:
     """Lifetimes of these buffers of a step alone, each over one span or more."""
     trace, buffers = lifetimes.trace, Buffers()
     for index, start, end in sorted(spans, key=lambda span: (span[1], span[0])):

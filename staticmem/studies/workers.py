@@ -20,7 +20,7 @@ Run = Callable[[Task], tuple[Any, ...]]  # what an executor's `submit` takes for
 def on_executor(executor: Executor, tasks: Sequence[Task], run: Run[Task]) -> Iterator[tuple[Task, Any]]:
     """Each task with its result, or the error in its place, as they come."""
     waiting = {executor.submit(*run(task)): task for task in tasks}
-    for task, result in _as_they_come(waiting):
+    for task, result in _wait_for_tasks(waiting):
         yield task, _ended() if isinstance(result, BrokenExecutor) else result
 
 
@@ -31,7 +31,7 @@ def in_processes(
     is known which task it was. `divide` gives the parts of that one; a part whose process is killed too is an error."""
     left: list[Task] = []
     with _pool(min(jobs, len(tasks))) as pool:
-        for task, result in _as_they_come(_submitted(pool, tasks, run)):
+        for task, result in _wait_for_tasks(_submitted(pool, tasks, run)):
             if isinstance(result, BrokenExecutor):
                 left.append(task)
             else:
@@ -58,10 +58,10 @@ def _ended() -> StaticmemError:
 
 def _alone(task: Task, run: Run[Task]) -> Any:
     with _pool(1) as pool:
-        return next(_as_they_come(_submitted(pool, [task], run)))[1]
+        return next(_wait_for_tasks(_submitted(pool, [task], run)))[1]
 
 
-def _as_they_come(waiting: dict[Future[Any], Task]) -> Iterator[tuple[Task, Any]]:
+def _wait_for_tasks(waiting: dict[Future[Any], Task]) -> Iterator[tuple[Task, Any]]:
     try:
         for future in as_completed(waiting):
             error = future.exception()

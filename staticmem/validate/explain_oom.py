@@ -90,7 +90,7 @@ def read(path: str) -> Crash:
     except OSError as error:
         raise unreadable(path, error, "SM238") from error
     if data[:1] == b"\x80":
-        return _of_snapshot(path)
+        return _read_snapshot(path)
     messages = _MESSAGE.findall(data.decode("utf-8", "replace"))
     crash = of_message(messages[-1]) if messages else None
     if crash is None:
@@ -119,7 +119,7 @@ def _size(pattern: str, message: str) -> int | None:
     return None if match is None else parse_bytes(match[1].replace(" bytes", ""))
 
 
-def _of_snapshot(path: str) -> Crash:
+def _read_snapshot(path: str) -> Crash:
     """The last `oom` event, with what was allocated and reserved before it."""
     snapshot = snapshots.read(path)
     try:
@@ -186,7 +186,7 @@ def explain(crash: Crash, study: Study, progress: Progress | None = None) -> Exp
     Raises:
         UsageError: neither the request nor the crash tells which card it was (SM238).
     """
-    slug = study.request.gpu or _card_of(crash)
+    slug = study.request.gpu or _find_card(crash)
     study = study.ask(replace(study.request, gpu=slug))
     report = study.report
     assert report.gpu is not None
@@ -231,7 +231,7 @@ def _cause(crash: Crash, rows: tuple[Row, ...], usable: int, room: int) -> tuple
     return OPEN, ""
 
 
-def _card_of(crash: Crash) -> str:
+def _find_card(crash: Crash) -> str:
     """The card of the catalog that has the memory of the message."""
     total = crash.total
     if total is None:

@@ -135,13 +135,13 @@ def _pairs(mine: Sequence[Allocation], theirs: Sequence[Allocation]) -> tuple[li
     a, b = a[: len(a) - end], b[: len(b) - end]
     counts = Counter(b)
     if sum(counts[size] for size in a) > WORK:
-        return [*_by_size(a, b), *tail], False
+        return [*_match_by_size(a, b), *tail], False
     blocks = difflib.SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
     pairs = [(m.a + k, m.b + k) for m in blocks for k in range(m.size)]
     return pairs + tail, True
 
 
-def _by_size(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
+def _match_by_size(a: Sequence[int], b: Sequence[int]) -> list[tuple[int, int]]:
     places: dict[int, list[int]] = {}
     for j, size in enumerate(b):
         places.setdefault(size, []).append(j)

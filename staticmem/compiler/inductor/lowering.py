@@ -329,7 +329,7 @@ class Lowering:
         if returned and result.views:
             self.realize(result)
         if (returned or for_strides) and result.shape:
-            result = self._with_strides(node, result, visible, for_strides)
+            result = self._require_strides(node, result, visible, for_strides)
         count = len(set(users)) + returned
         if count > 1:
             for user in users:
@@ -342,13 +342,13 @@ class Lowering:
                 self.realize(result)
             loops = result.loops
             if loops is not None and reused(loops):
-                result = self._in_channels_last(node, result)
+                result = self._require_channels_last(node, result)
             loops = result.loops
             if loops is not None and reused(loops):
                 self.realize(result)
         loops = result.loops
         if loops is not None and too_many(loops):
-            result = self._in_channels_last(node, result)
+            result = self._require_channels_last(node, result)
             self.realize_hint(result)
         if result.loops is not None and not result.views and result.loops.op_count > b.OPS_AT_MOST:
             self.realize(result)
@@ -357,7 +357,7 @@ class Lowering:
     def needs_realized(self, user: Node) -> bool:
         return user.base in NEED_REALIZED or (user.base not in RULES and user.target != PLACEHOLDER)
 
-    def _with_strides(self, node: Node, result: Value, visible: bool, for_strides: bool) -> Value:
+    def _require_strides(self, node: Node, result: Value, visible: bool, for_strides: bool) -> Value:
         strides = self.strides_of(node)
         pad = not visible and not for_strides
         if (
@@ -372,7 +372,7 @@ class Lowering:
             return self.require(result, order=layout.stride_order(strides), pad=pad)
         return self.require(result, exact=strides, pad=pad)
 
-    def _in_channels_last(self, node: Node, result: Value) -> Value:
+    def _require_channels_last(self, node: Node, result: Value) -> Value:
         """`maybe_apply_channels_last_stride_order`."""
         if (
             len(result.shape) == 4

@@ -42,7 +42,7 @@ def cat(low: Lowering, node: Node) -> Lowered:
     if len(values) == 1:
         reads, weights = loads(values, node.shape)
         return low.pointwise(node.shape, node.tensor.dtype, reads, weights)
-    if _as_pointwise(low, node, args, values):
+    if _lower_as_pointwise(low, node, args, values):
         return pointwise_cat(low, node, values, dim)
     return concat(low, node, values, dim)
 
@@ -69,7 +69,7 @@ def _is_reduction(buffer: Buffer) -> bool:
     return operation is not None and operation.loops is not None and bool(operation.loops.reduction)
 
 
-def _as_pointwise(low: Lowering, node: Node, args: Sequence[Node], values: Sequence[Value]) -> bool:
+def _lower_as_pointwise(low: Lowering, node: Node, args: Sequence[Node], values: Sequence[Value]) -> bool:
     def ops(value: Value) -> int:
         return value.loops.op_count if value.loops is not None else 0
 

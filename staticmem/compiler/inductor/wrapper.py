@@ -73,7 +73,7 @@ class Wrapper:
             if node.nop:
                 self._allocate_outputs(node, at, {})
             else:
-                taken = self._in_place(node, at) if node.real and self.takes_over else {}
+                taken = self._choose_inplace_updates(node, at) if node.real and self.takes_over else {}
                 if len(node.ops) > 1:
                     self._remove_local(node, taken)
                 self._allocate_outputs(node, at, taken)
@@ -151,7 +151,7 @@ class Wrapper:
 
     # ---- in place
 
-    def _in_place(self, node: SNode, at: int) -> dict[int, int]:
+    def _choose_inplace_updates(self, node: SNode, at: int) -> dict[int, int]:
         """Which outputs of a kernel take the memory of a buffer that dies in it (`decide_inplace_update`)."""
         schedule = self.schedule
         taken: dict[int, int] = {}
@@ -429,12 +429,12 @@ def _convolution(node: Node, results: Sequence[Form]) -> Convolution:
         numbers, mask = node.args[4:], node.args[10]
         gradients = (bool(mask[0]), bool(mask[1]))
     if last:
-        x, weight, result = _in_channels_last(x), _in_channels_last(weight), _in_channels_last(result)
+        x, weight, result = _make_channels_last(x), _make_channels_last(weight), _make_channels_last(result)
     stride, padding, dilation, transposed, _, groups = numbers[:6]
     return Convolution(x, weight, result, tuple(stride), tuple(padding), tuple(dilation), groups, transposed, gradients)
 
 
-def _in_channels_last(form: Form) -> Form:
+def _make_channels_last(form: Form) -> Form:
     if len(form.shape) != 4:
         return form
     return form_of(form.shape, channels_last_strides(form.shape), form.dtype)

@@ -104,7 +104,7 @@ def merged(joint: JointGraph) -> JointGraph:
     first_of: dict[object, tuple[Node, object, int]] = {}
     result: list[Node] = []
     for node in nodes:
-        new = _with_inputs(node, replaced)
+        new = _replace_inputs(node, replaced)
         if node.target == WRITES:
             region += 1
         if node.target == PLACEHOLDER or node.base in NEVER_MERGED or node in kept_apart:
@@ -145,7 +145,7 @@ def substituted(arg: Argument, replaced: dict[Node, Node]) -> Argument:
     return tuple([substituted(item, replaced) for item in arg]) if type(arg) is tuple else arg
 
 
-def _with_inputs(node: Node, replaced: dict[Node, Node]) -> Node:
+def _replace_inputs(node: Node, replaced: dict[Node, Node]) -> Node:
     """The node itself where none of its inputs was replaced."""
     if replaced and any(read in replaced for read in node.inputs):
         new = copied(node, replaced)

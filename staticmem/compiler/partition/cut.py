@@ -69,7 +69,7 @@ def build(facts: Classified, bans: Bans) -> Network:
     """
     weight = weights(facts, bans)
     computed = [after or region > 0 for after, region in zip(facts.after_tangents, facts.must_recompute, strict=True)]
-    from_source = _with_source(facts, bans, weight, computed)
+    from_source = _mark_side_of_source(facts, bans, weight, computed)
     count = len(facts.nodes)
     vertex_in, vertex_out = [SINK] * count, [SINK] * count
     edges: dict[tuple[int, int], int] = {}
@@ -109,7 +109,7 @@ def build(facts: Classified, bans: Bans) -> Network:
     return Network(vertex_in, vertex_out, edges)
 
 
-def _with_source(facts: Classified, bans: Bans, weight: list[int], computed: list[bool]) -> list[bool]:
+def _mark_side_of_source(facts: Classified, bans: Bans, weight: list[int], computed: list[bool]) -> list[bool]:
     """Whose `in` an edge without a limit from the source reaches: banned nodes, and what reads a banned tuple."""
     reached = [i in bans.reasons for i in range(len(facts.nodes))]
     for i, users in enumerate(facts.users):

@@ -52,7 +52,7 @@ def halves(joint: JointGraph, saved: Sequence[Node]) -> Halves:
     forward = live_nodes(_without(joint.nodes, joint.tangents), [*joint.outputs[: joint.forward_outputs], *saved])
     return Halves(
         tuple(_getitems_raised([node for node in forward if node.target != PLACEHOLDER])),
-        tuple(_getitems_raised(_in_order_of_engine(joint, backward, placeholders))),
+        tuple(_getitems_raised(_order_as_engine(joint, backward, placeholders))),
         tuple(saved),
     )
 
@@ -89,7 +89,7 @@ def _without(nodes: Iterable[Node], dropped: Iterable[Node]) -> list[Node]:
     return kept
 
 
-def _in_order_of_engine(joint: JointGraph, backward: list[Node], placeholders: set[Node]) -> list[Node]:
+def _order_as_engine(joint: JointGraph, backward: list[Node], placeholders: set[Node]) -> list[Node]:
     """From the first reader of a tangent on, each node right behind those of the forward that it needs again: the
     forward's stand before it in the joint graph, and would all be alive at once."""
     tangents = set(joint.tangents)

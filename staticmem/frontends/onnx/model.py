@@ -43,10 +43,10 @@ def with_sides(inputs: Sequence[InputSpec], nodes: Sequence[Node]) -> tuple[Inpu
             told.setdefault(name, CHANNELS_FIRST)
         elif node.op == "Transpose" and node.attrs.get("perm") == TO_CHANNELS_FIRST:
             told.setdefault(name, CHANNELS_LAST)
-    return tuple([replace(spec, sides=told.get(spec.name, _by_sizes(spec))) for spec in inputs])
+    return tuple([replace(spec, sides=told.get(spec.name, _find_axes_by_sizes(spec))) for spec in inputs])
 
 
-def _by_sizes(spec: InputSpec) -> tuple[int, int] | None:
+def _find_axes_by_sizes(spec: InputSpec) -> tuple[int, int] | None:
     if not spec.is_image or spec.shape is None:
         return CHANNELS_FIRST
     looks_last = spec.shape[3] in CHANNELS and spec.shape[1] not in CHANNELS

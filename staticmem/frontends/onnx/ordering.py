@@ -106,7 +106,7 @@ def in_order_of_code(nodes: Sequence[Node]) -> list[Node] | None:
     numbered = list(_numbered(nodes).values())
     if not any(_falls(numbers) for numbers in numbered) and not _has_torn_call(nodes):
         return None
-    order = _by_numbers(nodes, [*numbered, *_by_constants(nodes)]) or _by_numbers(nodes, numbered)
+    order = _order_by_numbers(nodes, [*numbered, *_order_by_constants(nodes)]) or _order_by_numbers(nodes, numbered)
     if order is None or order == list(range(len(nodes))):
         return None
     return [nodes[index] for index in order]
@@ -130,7 +130,7 @@ def _numbered(nodes: Sequence[Node]) -> Mapping[str, list[tuple[int, int]]]:
     return groups
 
 
-def _by_constants(nodes: Sequence[Node]) -> list[list[tuple[int, int]]]:
+def _order_by_constants(nodes: Sequence[Node]) -> list[list[tuple[int, int]]]:
     """Nodes in the order of the constants that they alone read: exporters write a constant where its reader's turn is.
     Optimisers share constants and move them, so that this is asked of files alone that are put back anyway."""
     made_at = {node.outputs[0]: node for node in nodes if node.op == "Constant" and node.outputs}
@@ -173,7 +173,7 @@ def _has_torn_call(nodes: Sequence[Node]) -> bool:
     return bool(torn - several - parents - {""})
 
 
-def _by_numbers(nodes: Sequence[Node], numbered: Sequence[Sequence[tuple[int, int]]]) -> list[int] | None:
+def _order_by_numbers(nodes: Sequence[Node], numbered: Sequence[Sequence[tuple[int, int]]]) -> list[int] | None:
     """Positions of nodes such that numbers rise and makers come before readers; what both leave open is as Python
     evaluates an expression, operand after operand. None where there is no such order."""
     makers = {name: index for index, node in enumerate(nodes) for name in node.outputs if name}

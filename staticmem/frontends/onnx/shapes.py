@@ -168,7 +168,7 @@ def _inferred(data: bytes, strict: bool, short: bool, nodes: Sequence[Node] = ()
     import onnx
 
     try:
-        graph = onnx.ModelProto.FromString(_with_contents(data, strict, short)).graph
+        graph = onnx.ModelProto.FromString(_infer_with_contents(data, strict, short)).graph
     except isolation.RefusedError:
         if strict:
             raise
@@ -186,7 +186,7 @@ def _inferred(data: bytes, strict: bool, short: bool, nodes: Sequence[Node] = ()
     return values
 
 
-def _with_contents(data: bytes, strict: bool, short: bool) -> bytes:
+def _infer_with_contents(data: bytes, strict: bool, short: bool) -> bytes:
     """The model after inference. onnx follows contents of vectors of any length, element by element: where that ends
     badly or takes too much, it is asked for what follows from sizes alone, and `fold` follows contents of short ones.
 

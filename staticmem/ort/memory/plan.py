@@ -140,7 +140,7 @@ class Planner:
                 if plan.kind.get(source) == EXISTING and source != next(iter(self.graph.inputs), None):
                     self._share(source, name)
             return
-        reused = self._input_of(node, number, kind)
+        reused = self._choose_input(node, number, kind)
         if reused is None and kind is not None and kind.tensor and self.reuse:
             reused = self._freed(kind)
         if reused is not None:
@@ -153,7 +153,7 @@ class Planner:
         self.plan.kind[name], self.plan.root[name] = REUSE, root
         self.uses[root] += self.uses[name]
 
-    def _input_of(self, node: ExecNode, number: int, kind: PlannedType | None) -> str | None:
+    def _choose_input(self, node: ExecNode, number: int, kind: PlannedType | None) -> str | None:
         """The input whose buffer the result takes."""
         key = (node.domain, node.op)
         for source, target in ALIAS.get(key, ()):

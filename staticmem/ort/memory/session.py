@@ -174,7 +174,7 @@ def predict_session(
         # regions grow with what is asked of them, so that the arena has no bound of its own where that moves
         held_band = (least, None)
         if doubts.packing and not doubts.beside_packing:
-            others = [_held_on(graph, sizes, options, in_file_order, name) for name in BOUNDS]
+            others = [_count_held(graph, sizes, options, in_file_order, name) for name in BOUNDS]
             held_band = (min(held, *others), max(held, *others))
     inputs = sum(value_bytes(sizes.values.get(name)) or 0 for name in graph.inputs)
     return SessionPrediction(
@@ -243,7 +243,7 @@ def _arena(options: SessionOptions) -> Arena:
     return Arena(options.arena_extend_strategy, options.gpu_mem_limit)
 
 
-def _held_on(graph: ExecGraph, sizes: RunSizes, options: SessionOptions, in_file_order: bool, processor: str) -> int:
+def _count_held(graph: ExecGraph, sizes: RunSizes, options: SessionOptions, in_file_order: bool, processor: str) -> int:
     """What the arena holds on another CPU."""
     arena = _arena(options)
     weight_bytes(graph, options.provider, processor=processor).place(arena)

@@ -71,10 +71,10 @@ def insert(graph: Graph, asked: AskedLora) -> tuple[Graph, Sequence[Note]]:
     if lora.input_grads or (graph.recorded is not None and graph.recorded.requires_input_grads):
         adapters.require_input_gradients(layers, stretches)
     changed = with_ops(graph, stretches, adapters.variables, ends=adapters.ends)
-    parameters = _frozen_with(graph.parameters, adapters.added)
+    parameters = _freeze_all_but(graph.parameters, adapters.added)
     changed = replace(changed, parameters=parameters)
     if lora.save:
-        changed = _with_copies(changed, lora.save, adapters.names)
+        changed = _copy_modules(changed, lora.save, adapters.names)
     return changed, _notes(lora, chosen, adapters, changed)
 
 
@@ -108,7 +108,7 @@ def _targets(graph: Graph, layers: Sequence[Layer], lora: Lora) -> list[Layer]:
         UsageError: it would match none, or a module that is no linear layer and no embedding.
     """
     if lora.all_linear:
-        head = output_head(graph, layers) if _of_transformers(graph) else None
+        head = output_head(graph, layers) if _is_of_transformers(graph) else None
         chosen = [layer for layer in layers if layer.kind != EMBEDDING and layer.path != head]
     else:
         matches = _matcher(lora, {frame.path for op in graph.ops for frame in op.modules if frame.path})
@@ -135,7 +135,7 @@ def _never_run(graph: Graph, lora: Lora) -> Iterator[tuple[str, Parameter]]:
             yield path, weights[f"{path}.weight"]
 
 
-def _of_transformers(graph: Graph) -> bool:
+def _is_of_transformers(graph: Graph) -> bool:
     """`all-linear` leaves the output head out where the model is a `PreTrainedModel`; files without classes are taken
     to have one."""
     classes = [cls for cls in graph.classes if cls]
@@ -247,7 +247,7 @@ class _Adapters:
             within = new.call("aten::dropout", "dropout", (*around, frame), Ref(x), self.lora.dropout, True)
         named = {x} - {layer.input}  # until the forward of the adapter returns
         if self.lora.dora:
-            scaled = self._with_magnitude(layer, new, around, within, result, (a, b))
+            scaled = self._scale_rows(layer, new, around, within, result, (a, b))
             named |= {within} - {layer.input}
         else:
             update = new.product(around, within, a, b)
@@ -266,7 +266,7 @@ class _Adapters:
         self.variables.update(dict.fromkeys(named, new.ops[-1].name))
         return new.ops
 
-    def _with_magnitude(
+    def _scale_rows(
         self, layer: Layer, new: _Code, around: tuple[Frame, ...], x: str, result: str, pair: tuple[str, str]
     ) -> str:
         """What `DoraLinearLayer.forward` gives: the rows of weight + B A have their norms computed, from an identity
@@ -425,7 +425,7 @@ def _renamed(op: Op, old: str, new: str, modules: tuple[Frame, ...]) -> Op:
 # -- parameters ----------------------------------------------------------------------------------------------------
 
 
-def _frozen_with(parameters: Sequence[Parameter], added: dict[str, list[Parameter]]) -> tuple[Parameter, ...]:
+def _freeze_all_but(parameters: Sequence[Parameter], added: dict[str, list[Parameter]]) -> tuple[Parameter, ...]:
     """All parameters frozen, and those of adapters behind the weights of their layers."""
     result: list[Parameter] = []
     aliases: list[Parameter] = []
@@ -435,7 +435,7 @@ def _frozen_with(parameters: Sequence[Parameter], added: dict[str, list[Paramete
     return (*result, *aliases)
 
 
-def _with_copies(graph: Graph, modules: Sequence[str], names: set[str]) -> Graph:
+def _copy_modules(graph: Graph, modules: Sequence[str], names: set[str]) -> Graph:
     """`modules_to_save`: these modules run with copies of their parameters, which are trained."""
     parameters = {p.value.name: p for p in graph.parameters}
     copies: dict[tuple[str, str], Parameter] = {}

@@ -284,7 +284,7 @@ def _exchanged(graph: Graph, layers: Sequence[_Layer], share: ExpertShare, exper
         ends |= exchange.ends
     ops: list[Op] = []
     for index, op in enumerate(graph.ops):
-        ops += [*before.get(index, ()), _with_names(op, names.get(index, {})), *behind.get(index, ())]
+        ops += [*before.get(index, ()), _rename_values(op, names.get(index, {})), *behind.get(index, ())]
     if graph.recorded is not None:
         return with_named_ops(graph, ops, ends)
     changed = with_named_ops(graph, ops)
@@ -295,7 +295,7 @@ def _maker(graph: Graph, name: str) -> int:
     return next((index for index, op in enumerate(graph.ops) if name in op.outputs), -1)
 
 
-def _with_names(op: Op, names: Mapping[str, str]) -> Op:
+def _rename_values(op: Op, names: Mapping[str, str]) -> Op:
     if not any(name in names for name in op.refs()):
         return op
 

@@ -52,32 +52,32 @@ def end_with_loss(
     loss, target_length = asked
     head = _head(graph, loss, logits)
     if loss == "ctc":
-        return _with_ctc(graph, head, target_length)
+        return _end_with_ctc(graph, head, target_length)
     labels = Value(LABELS, dtypes.int64, head.shape[:-1])
     others = graph.outputs[1:]
     if loss == "causal-lm":
         op = _op(loss, (Ref(graph.outputs[0]), Ref(LABELS)), _around(head.op))
-        return _with(graph, head, [head.op], [op], labels, (LOSS, *graph.outputs)), ()
+        return _replace_head(graph, head, [head.op], [op], labels, (LOSS, *graph.outputs)), ()
     if loss == "chunked-cross-entropy":
         chunk_ops, chunks = _chunks(head)
         op = _op(loss, (tuple(Ref(name) for name in chunks), Ref(LABELS)), _OWN)
-        return _with(graph, head, chunk_ops, [op], labels, (LOSS, *chunks, *others)), ()
+        return _replace_head(graph, head, chunk_ops, [op], labels, (LOSS, *chunks, *others)), ()
     hidden, weight, bias = _linear(head.op)
     arguments = (hidden, weight, bias, Ref(LABELS))
     if loss == "linear-cross-entropy":  # the model returns what its last layer would read
         assert isinstance(hidden, Ref)
         op = _op(loss, arguments, _OWN)
-        return _with(graph, head, [], [op], labels, (LOSS, hidden.name, *others)), ()
-    notes = [_of_older_releases(graph, weight)]
+        return _replace_head(graph, head, [], [op], labels, (LOSS, hidden.name, *others)), ()
+    notes = [_note_older_releases(graph, weight)]
     budget = next((_BUDGETS[frame.cls] for frame in head.op.modules if frame.cls in _BUDGETS), 1)
     if budget != 1:
         text = f"Liger's forward of this class has logits of {budget} times as many tokens at once as others have"
         notes.append(Note("assumption", "SM247", text))
     op = _op(loss, (*arguments, budget), _around(head.op))
-    return _with(graph, head, [], [op], labels, (LOSS, *others)), notes
+    return _replace_head(graph, head, [], [op], labels, (LOSS, *others)), notes
 
 
-def _with_ctc(graph: Graph, head: Head, target_length: int | None) -> tuple[Graph, Sequence[Note]]:
+def _end_with_ctc(graph: Graph, head: Head, target_length: int | None) -> tuple[Graph, Sequence[Note]]:
     """CTC of what the model returns: (batch, frames, classes), or (frames, batch, classes) where the batch, which is
     the first size of the first input, is there. Log-probabilities are taken as they are."""
     batch = graph.inputs[0].shape[0] if graph.inputs and graph.inputs[0].shape else None
@@ -92,7 +92,7 @@ def _with_ctc(graph: Graph, head: Head, target_length: int | None) -> tuple[Grap
     labels = Value(LABELS, dtypes.int64, (batch, target_length or frames))
     arguments = (Ref(graph.outputs[0]), Ref(LABELS), batch_first, _is_log_softmax(graph, head.at))
     op = _op("ctc-loss", arguments, _OWN)
-    return _with(graph, head, [head.op], [op], labels, (LOSS, *graph.outputs)), notes
+    return _replace_head(graph, head, [head.op], [op], labels, (LOSS, *graph.outputs)), notes
 
 
 def _is_log_softmax(graph: Graph, at: int) -> bool:
@@ -109,7 +109,7 @@ def _around(op: Op) -> tuple[Frame, ...]:
     return op.modules[:-1] if op.base == "aten::linear" else op.modules
 
 
-def _of_older_releases(graph: Graph, weight: Arg) -> Note:
+def _note_older_releases(graph: Graph, weight: Arg) -> Note:
     """Releases from 0.6.2 on added the product of a chunk, in the dtype of the products, as a float32 tensor; addmm in
     place is of 0.8.1 for a float32 weight under autocast, and of 0.8.3 for one in half precision."""
     shape = next(p.value.shape for p in graph.parameters if isinstance(weight, Ref) and p.value.name == weight.name)
@@ -197,7 +197,7 @@ def _chunks(head: Head) -> tuple[list[Op], list[str]]:
     return [split, *chunk_ops], logits
 
 
-def _with(
+def _replace_head(
     graph: Graph, head: Head, instead: Sequence[Op], last: Sequence[Op], labels: Value, outputs: tuple[str, ...]
 ) -> Graph:
     """The graph with other ops in place of the head, and the loss as its last op."""

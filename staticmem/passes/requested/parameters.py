@@ -39,7 +39,7 @@ def tie_parameters(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[
     foreign = _foreign_reads(graph, by_name)
     for p in unread:
         module = p.fqn.rpartition(".")[0]
-        for candidate in (*foreign.get(module, ()), *_of_child(graph, p, used)):
+        for candidate in (*foreign.get(module, ()), *_share_with_child(graph, p, used)):
             if candidate.value.shape == p.value.shape and candidate.value.dtype is p.value.dtype:
                 alias[p.value.name] = candidate.value.name
                 break
@@ -94,7 +94,7 @@ def _foreign_reads(graph: Graph, by_name: Mapping[str, Parameter]) -> dict[str, 
     return reads
 
 
-def _of_child(graph: Graph, p: Parameter, used: Collection[str]) -> list[Parameter]:
+def _share_with_child(graph: Graph, p: Parameter, used: Collection[str]) -> list[Parameter]:
     """A parent that registers its child's parameter too (BERT: `predictions.bias` is `predictions.decoder.bias`)."""
     module, _, name = p.fqn.rpartition(".")
     return [

@@ -71,11 +71,11 @@ def all_regions(graph: Graph, scenario: Scenario, policy: str = "expected") -> t
             written += [f for f in function_regions(graph) if not any(f.crosses(w) for w in written)]
         if policy == "last-use":
             written += [h for h in hidden_checkpoints(graph) if all(_apart(h, w) for w in (*asked, *written))]
-    regions = _in_order({*asked, *(w for w in written if not any(w.crosses(a) for a in asked))})
-    return _with_unread(graph, regions), notes
+    regions = _order_regions({*asked, *(w for w in written if not any(w.crosses(a) for a in asked))})
+    return _find_unread_values(graph, regions), notes
 
 
-def _with_unread(graph: Graph, regions: tuple[Region, ...]) -> tuple[Region, ...]:
+def _find_unread_values(graph: Graph, regions: tuple[Region, ...]) -> tuple[Region, ...]:
     """The regions, each with those alone of its unread values that there are where it starts, and with what regions
     inside of it keep of them: these run again from what it keeps."""
     if graph.recorded is None or not any(region.unread for region in regions):
@@ -116,17 +116,17 @@ def regions_of(graph: Graph, scenario: Scenario) -> tuple[Region, ...]:
         regions.update(replace(region, saves=tuple(scenario.checkpoint_save)) for region in asked)
     if scenario.checkpoint_segments:
         regions.update(_segments(graph, calls, scenario.checkpoint_segments, scenario.checkpoint_sequential))
-    return _in_order(regions)
+    return _order_regions(regions)
 
 
-def _in_order(regions: set[Region]) -> tuple[Region, ...]:
+def _order_regions(regions: set[Region]) -> tuple[Region, ...]:
     return tuple(sorted(regions, key=lambda r: (r.start, r.depth, -r.end)))
 
 
 # -- by class or path --------------------------------------------------------------------------------------------
 
 
-def _checkpoint_of(graph: Graph, row: Sequence[Call]) -> Region:
+def _make_checkpoint(graph: Graph, row: Sequence[Call]) -> Region:
     """The checkpoint around these calls, which keeps what they are given, also where no op reads it."""
     region = region_of(row)
     if graph.recorded is None or not graph.recorded.unread:
@@ -139,7 +139,7 @@ def _groups(graph: Graph, calls: Sequence[Call], every: int) -> Iterator[Region]
     """`every` calls that follow each other in one parent are one region."""
     for row in by_parent(calls).values():
         for first in range(0, len(row), every):
-            yield _checkpoint_of(graph, row[first : first + every])
+            yield _make_checkpoint(graph, row[first : first + every])
 
 
 # -- segments ----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _segments(graph: Graph, calls: Sequence[Call], segments: int | str, path: st
         for start in range(0, size * (wanted - 1), size):
             row = [c for k, c in enumerate(children) if start <= _position(c, k) < start + size]
             if row:
-                yield _checkpoint_of(graph, row)
+                yield _make_checkpoint(graph, row)
 
 
 def _sequentials(calls: Sequence[Call], path: str | None) -> list[tuple[Call, list[Call]]]:
@@ -230,7 +230,7 @@ def undo_no_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[Note]]:
             "Its border is not in the file: each block is taken to run in one (--checkpoint says which do)"
         )
         notes.append(Note("warning", "SM319", text, end - start))
-        ops = (*ops[:start], *_in_blocks(graph, ops[start:end]), *ops[end:])
+        ops = (*ops[:start], *_restore_blocks(graph, ops[start:end]), *ops[end:])
     changed = (*ops[:start], *(op if op.grad else replace(op, grad=True) for op in ops[start:]))
     return replace(graph, ops=changed), notes
 
@@ -239,7 +239,7 @@ _BLOCK = re.compile(r"(?:\w+\.)*?\d+(?=\.)")
 _GUESSED = "torch.utils.checkpoint"  # class of a frame that stands for a checkpoint
 
 
-def _in_blocks(graph: Graph, ops: Sequence[Op]) -> Iterator[Op]:
+def _restore_blocks(graph: Graph, ops: Sequence[Op]) -> Iterator[Op]:
     """Ops whose modules an export has lost, in frames of the numbered modules whose parameters they read.
 
     What reads no parameter belongs to the block before it; the last of several equal blocks ends as they do.
@@ -378,7 +378,7 @@ def _written(graph: Graph, line: _Line) -> Iterator[Region]:
     """The regions of a line; none where it does not show the number of segments."""
     match = _CALL.search(line.text)
     depth = len(line.frames)
-    parts = _by_child(graph, line)
+    parts = _split_by_child(graph, line)
     if match is None:  # a function of another name calls the checkpoint
         for child, start, end in parts:
             yield Region(start, end, depth + (child is not None), _path(child))
@@ -400,7 +400,7 @@ def _path(frame: Frame | None) -> str:
     return frame.path if frame is not None else ""
 
 
-def _by_child(graph: Graph, line: _Line) -> list[tuple[Frame | None, int, int]]:
+def _split_by_child(graph: Graph, line: _Line) -> list[tuple[Frame | None, int, int]]:
     """The ops of a line by the child module that runs; None for those of the frame itself."""
     depth = len(line.frames)
     parts: list[tuple[Frame | None, int, int]] = []

@@ -290,7 +290,7 @@ def _adaptive_pool(ops: Ops, net: Net, op: Op) -> None:
     if shape is None or len(shape) < count + 1:
         return
     sizes = shape[-count:]
-    expected = _from_linear(ops, net, op, shape[-count - 1], count)
+    expected = _find_sizes_before_linear(ops, net, op, shape[-count - 1], count)
     if expected is not None and expected != sizes:
         sizes = expected
         _flatten_after(ops, op)
@@ -298,7 +298,7 @@ def _adaptive_pool(ops: Ops, net: Net, op: Op) -> None:
     ops.put(op, replace(op, target=f"aten::adaptive_avg_pool{count}d", args=args, kwargs={}))
 
 
-def _from_linear(ops: Ops, net: Net, op: Op, channels: int, count: int) -> tuple[int, ...] | None:
+def _find_sizes_before_linear(ops: Ops, net: Net, op: Op, channels: int, count: int) -> tuple[int, ...] | None:
     """Sizes that make `flatten` + `linear` fit, if they are equal in all directions."""
     view = ops.only_reader(op.outputs[0])
     if view is None or view.base != "aten::view":

@@ -183,10 +183,10 @@ def ends_of_functions(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] |
     if not scenario.training or not has_functions(graph):
         return None
     regions = [*_regions(graph)]
-    least = _with_bounds(with_least_gradients(graph) or graph, regions, 0)
+    least = _bound_regions(with_least_gradients(graph) or graph, regions, 0)
     if has_regions_taken_for_no_grad(graph):
         graph = replace(graph, ops=tuple(op if op.grad else replace(op, grad=True, amp=False) for op in graph.ops))
-    most = _with_steps(_with_bounds(graph, regions, _TEMPORARIES))
+    most = _add_backwards(_bound_regions(graph, regions, _TEMPORARIES))
     return least, _taken_apart(most) if _has_fused(graph) else most
 
 
@@ -213,7 +213,7 @@ def _regions(graph: Graph) -> Iterator[tuple[int, int]]:
             start, current = index, place
 
 
-def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int) -> Graph:
+def _bound_regions(graph: Graph, regions: list[tuple[int, int]], temporaries: int) -> Graph:
     ops: list[Op] = []
     renamed: dict[str, str] = {}
     ends, at = dict(regions), 0
@@ -244,7 +244,7 @@ def _with_bounds(graph: Graph, regions: list[tuple[int, int]], temporaries: int)
     return replace(graph, ops=tuple(ops), outputs=outputs)
 
 
-def _with_steps(graph: Graph) -> Graph:
+def _add_backwards(graph: Graph) -> Graph:
     """The graph with a backward of its own for all that has no derivative."""
     steps = steps_of(graph)
     if not steps:

@@ -138,10 +138,10 @@ def name_custom_functions(graph: Graph, asked: object = None) -> tuple[Graph, Se
                 counts[called] = counts.get(called, 0) + 1
     text = "is a custom autograd function: what it saves for backward is not in the file"
     notes = [Note("warning", "SM325", f"{call} {text}", count) for call, count in sorted(counts.items())]
-    return (_with_gradients(graph) if notes else graph), notes
+    return (_record_custom_functions(graph) if notes else graph), notes
 
 
-def _with_gradients(graph: Graph) -> Graph:
+def _record_custom_functions(graph: Graph) -> Graph:
     """The graph whose custom functions without a derivative of their own have a gradient: of each input, as a
     straight-through estimator gives one. They are taken to save their inputs."""
     ops = list(graph.ops)

@@ -155,7 +155,7 @@ class _Builder:
         if fx_text.is_folded_norm(fx, nodes[-1]):
             self._unfold(fx, nodes[-1])
             return
-        self._of_norm(fx, nodes)
+        self._restore_norm_arguments(fx, nodes)
         self._restore(fx, nodes)
         self._restore_in_another_form(fx, nodes)
         self._merged(fx, nodes)
@@ -178,7 +178,7 @@ class _Builder:
         base = fx.target.split(".", 1)[0]
         if base in _UPDATING:
             nodes = self._without_updates(nodes)
-        outputs = self._of_recurrent(args, nodes) if "recurrent" in kinds_of(base) else ()
+        outputs = self._name_recurrent_results(args, nodes) if "recurrent" in kinds_of(base) else ()
         outputs = outputs or self._results(nodes, base)
         last = nodes[-1]
         stack = source_lines(last.stack)
@@ -228,7 +228,7 @@ class _Builder:
                 return (single, *names)
         return tuple(names)
 
-    def _of_recurrent(self, args: tuple[Arg, ...], nodes: list[Node]) -> tuple[str, ...]:
+    def _name_recurrent_results(self, args: tuple[Arg, ...], nodes: list[Node]) -> tuple[str, ...]:
         """Output and states of a recurrent layer by their shapes; () where those do not tell them apart.
 
         Of the tuple only what is read has a name in the file: often the states alone.
@@ -326,7 +326,7 @@ class _Builder:
         self.env[fx.name] = Ref(node.outputs[0])
         self.defined.update(node.outputs)
 
-    def _of_norm(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
+    def _restore_norm_arguments(self, fx: fx_text.FxNode, nodes: list[Node]) -> None:
         """Arguments of a batch norm that an optimiser took for equal ones: a module's tensors that are merged with
         others exist in eager, and new statistics are the old ones (`_without_updates`)."""
         node = next((node for node in nodes if node.op == "BatchNormalization"), None)
@@ -628,10 +628,10 @@ def with_lines(ops: Sequence[Op]) -> list[Op]:
     for op in ops:
         for name in op.refs():
             readers.setdefault(name, op)
-    return [_of_reader(op, makers, readers) for op in ops]
+    return [_take_lines_of_reader(op, makers, readers) for op in ops]
 
 
-def _of_reader(op: Op, makers: dict[str, Op], readers: dict[str, Op]) -> Op:
+def _take_lines_of_reader(op: Op, makers: dict[str, Op], readers: dict[str, Op]) -> Op:
     if op.modules or op.stack or "split" not in kinds_of(op.base):
         return op
     reader = next((readers[name] for name in op.outputs if name in readers), None)

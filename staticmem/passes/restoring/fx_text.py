@@ -269,13 +269,13 @@ def as_called(op: Op, nodes: Sequence[Node], net: Net) -> Op:
     """The op as its code has it: transposes that were merged are one, and bounds of `clamp` are numbers, of which the
     type promotion for ONNX makes tensors."""
     if op.target == "aten::clamp.Tensor":
-        bounds = tuple(_as_number(arg, net) for arg in op.args[1:])
+        bounds = tuple(_read_number(arg, net) for arg in op.args[1:])
         if not any(isinstance(bound, Ref) for bound in bounds):
             return op.changed(target="aten::clamp", args=(op.args[0], *bounds))
     return _permuted_at_once(op, nodes)
 
 
-def _as_number(arg: Arg, net: Net) -> Arg:
+def _read_number(arg: Arg, net: Net) -> Arg:
     """A constant without dimensions as a number."""
     array = net.consts.get(arg.name) if isinstance(arg, Ref) else None
     return array.item() if array is not None and array.ndim == 0 and array.dtype.kind in "if" else arg

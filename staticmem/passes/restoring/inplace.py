@@ -156,7 +156,7 @@ def run_in_place(graph: Graph, policy: str) -> tuple[Graph, Sequence[Note]]:
     ops, count = [], 0
     for op in graph.ops:
         if op.target in candidates and _may(op, graph, facts, policy):
-            op = _in_place(op)
+            op = _write_in_place(op)
             count += 1
         ops.append(op)
     if not count:
@@ -349,7 +349,7 @@ def _has_backbone(graph: Graph) -> bool:
     return any(".backbone." in f".{p.fqn}" for p in graph.parameters)
 
 
-def _in_place(op: Op) -> Op:
+def _write_in_place(op: Op) -> Op:
     return op.changed(target=_written(op.target))
 
 

@@ -276,18 +276,18 @@ def run_grouped(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[Not
             replaced += 1
         cast = maker.get(rows.name)
         if cast is not None and ops[cast].base in _TO and weight.name in maker and maker[weight.name] < cast:
-            ops[cast] = _to(ops[cast], weight)
+            ops[cast] = _cast_to_other(ops[cast], weight)
     for modules in calls:
         own = [index for index, op in enumerate(graph.ops) if op.modules == modules]
         tokens = next((ops[i].args[0] for i in own if ops[i].base == "aten::index"), None)
         if ops[own[-1]].base in _TO and isinstance(tokens, Ref):
-            ops[own[-1]] = _to(ops[own[-1]], tokens)  # `.to(hidden_states.dtype)`
+            ops[own[-1]] = _cast_to_other(ops[own[-1]], tokens)  # `.to(hidden_states.dtype)`
     if all(one is other for one, other in zip(ops, graph.ops, strict=True)):
         return graph, ()
     text = "experts are multiplied by _grouped_mm, as transformers does on GPUs of sm_80 and newer"
     return replace(graph, ops=tuple(ops)), [Note("regrouped", "SM240", text, replaced)] if replaced else []
 
 
-def _to(cast: Op, other: Ref) -> Op:
+def _cast_to_other(cast: Op, other: Ref) -> Op:
     """The cast to the type of another tensor."""
     return replace(cast, target="aten::to.other", args=(cast.args[0], other), kwargs=NO_KWARGS)

@@ -105,7 +105,7 @@ def regions_without_grad(graph: Graph, source: object) -> tuple[Graph, Sequence[
             without_grad += not grad and key not in settled
             without_autocast += not amp
             if not amp:
-                op = _with_casts(op, graph, key, casts, new_ops)
+                op = _read_casts(op, graph, key, casts, new_ops)
             op = replace(op, target=target + overload, grad=op.grad and grad, amp=amp, stack=(), modules=modules[index])
         new_ops.append(op)
     notes = []
@@ -230,7 +230,7 @@ def _floating(graph: Graph, name: str) -> bool:
     return value is None or value.dtype.is_floating_point
 
 
-def _with_casts(op: Op, graph: Graph, key: str, casts: dict[tuple[str, str], str], ops: list[Op]) -> Op:
+def _read_casts(op: Op, graph: Graph, key: str, casts: dict[tuple[str, str], str], ops: list[Op]) -> Op:
     """The op, reading the results of casts to float32 of its region: they return their input in a float32 export, which
     leaves them out, and copy it where autocast around the region has made it half."""
     operands = _OPERANDS.search(op.stack[-1].text)
@@ -256,7 +256,7 @@ def ends_of_loops(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] | Non
     none."""
     inserted: dict[int, list[Op]] = {}  # by the index that they come before
     for frame, starts in _turns(graph).items():
-        turns = [_ops_of_turn(graph, frame, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        turns = [_take_turn(graph, frame, start, end) for start, end in zip(starts, [*starts[1:], None], strict=True)]
         end, added = _missing(graph.ops, len(frame), *turns[-3:])
         if added:
             inserted[end] = added
@@ -279,7 +279,7 @@ def _turns(graph: Graph) -> dict[Stack, list[int]]:
     return {frame: list(turns.values()) for frame, turns in starts.items() if len(turns) >= _FEWEST_TURNS}
 
 
-def _ops_of_turn(graph: Graph, frame: Stack, start: int, end: int | None) -> list[int]:
+def _take_turn(graph: Graph, frame: Stack, start: int, end: int | None) -> list[int]:
     """The ops of a turn."""
     within = range(start, len(graph.ops) if end is None else end)
     return [index for index in within if graph.ops[index].modules[: len(frame)] == frame]

@@ -130,7 +130,7 @@ class _Editor:
         return result
 
 
-def _with(op: Op, old: str, new: str) -> Op:
+def _replace_argument(op: Op, old: str, new: str) -> Op:
     def swap(arg: Arg) -> Arg:
         if arg == Ref(old):
             return Ref(new)
@@ -147,11 +147,11 @@ def _rms_norm(editor: _Editor, group: list[Op], ops: Sequence[Op]) -> None:
             source = op.args[0].name
             cast = editor.cast(op, source)
         if source:
-            op = _with(op, source, cast)
+            op = _replace_argument(op, source, cast)
         if product and Ref(product) in op.args and not back:
             back = editor.cast(op, product)
         if back:
-            op = _with(op, product, back)
+            op = _replace_argument(op, product, back)
         editor.ops.append(op)
         if source and op.base == "aten::mul" and Ref(cast) in op.args:
             product = op.outputs[0]
@@ -162,7 +162,7 @@ def _t5_norm(editor: _Editor, group: list[Op], ops: Sequence[Op]) -> None:
     for op in group:
         if op.base == "aten::pow" and isinstance(op.args[0], Ref):
             cast = editor.cast(op, op.args[0].name)
-            op = _with(op, op.args[0].name, cast)
+            op = _replace_argument(op, op.args[0].name, cast)
         editor.ops.append(op)
 
 
@@ -176,7 +176,7 @@ def _rotary(editor: _Editor, group: list[Op], ops: Sequence[Op]) -> None:
     for op in group:
         if op is products[0] if products else False:
             for name in [n for n in op.refs() if n not in computed and "inv_freq" in n]:
-                op = _with(op, name, editor.cast(op, name))
+                op = _replace_argument(op, name, editor.cast(op, name))
         out = op.outputs[0] if op.outputs else ""
         if out in leaving:  # the result keeps its name, so the cast makes it
             plain = f"{out}::float32"
@@ -226,7 +226,7 @@ def dtypes_of_lines(graph: Graph, cast: DType) -> tuple[Graph, Sequence[Note]]:
 
     if cast_of(graph, cast) is None:  # the file is in 16 bits itself, and its casts are real ones
         return graph, ()
-    ops, named, left_open = _with_dtypes_before_casts(graph), set[str](), set[str]()
+    ops, named, left_open = _restore_types_before_casts(graph), set[str](), set[str]()
     children = names_of_children(graph)
     for index, op in enumerate(ops):
         if not _has_float32(op) or is_published(op):
@@ -239,13 +239,13 @@ def dtypes_of_lines(graph: Graph, cast: DType) -> tuple[Graph, Sequence[Note]]:
         elif of_code:
             named.add(op.name)
         else:
-            ops[index] = _with_dtype(op, cast)
+            ops[index] = _replace_dtype(op, cast)
     if not named and not left_open and all(map(is_, ops, graph.ops)):
         return graph, ()
     return replace(graph, ops=tuple(ops), named_float32=frozenset(named), open_float32=frozenset(left_open)), ()
 
 
-def _with_dtypes_before_casts(graph: Graph) -> list[Op]:
+def _restore_types_before_casts(graph: Graph) -> list[Op]:
     """The ops, with `y.type_as(x)` of an `x` that a cast to float32 returned as it was: in the export the tensor has
     the name of that cast's result since, and the code means the one before (`self._norm(x.float()).type_as(x)`)."""
     ops, sources = list(graph.ops), dict[str, Arg]()
@@ -268,11 +268,11 @@ def ends_of_cast(graph: Graph, scenario: Scenario) -> tuple[Graph, Graph] | None
     left_open, low = graph.open_float32, scenario.dtype
     if not left_open or low not in dtypes.HALVES:
         return None
-    lowest = tuple(_with_dtype(op, low) if op.name in left_open else op for op in graph.ops)
+    lowest = tuple(_replace_dtype(op, low) if op.name in left_open else op for op in graph.ops)
     return replace(graph, ops=lowest), replace(graph, named_float32=graph.named_float32 | left_open)
 
 
-def _with_dtype(op: Op, dtype: DType) -> Op:
+def _replace_dtype(op: Op, dtype: DType) -> Op:
     args = tuple(_swap(arg, dtype) for arg in op.args)
     return op.changed(args=args, kwargs={key: _swap(arg, dtype) for key, arg in op.kwargs.items()})
 

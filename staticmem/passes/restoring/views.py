@@ -120,7 +120,7 @@ def _write(ops: Ops, net: Net, scatter: Op) -> bool:
             ops.drop(again)
         ops.drop(op)
     ops.alias(last, base.name)
-    ops.put(source, _in_place(ops, net, source))
+    ops.put(source, _write_in_place(ops, net, source))
     return True
 
 
@@ -220,7 +220,7 @@ def _range(op: Op, position: int) -> tuple[Arg, ...]:
     return (dim, start or 0, _FULL if end is None else end, step)
 
 
-def _in_place(ops: Ops, net: Net, op: Op) -> Op:
+def _write_in_place(ops: Ops, net: Net, op: Op) -> Op:
     if op.base == "aten::copy":
         return replace(op, target="aten::copy_")
     if op.base == "aten::fill":

@@ -152,7 +152,7 @@ def op_that_ends(text: str) -> str:
 def ends_with_call(text: str, child: str) -> bool:
     """Whether the value of a whole statement may be what a child module returned: `x = norm(f(x))` of `norm`."""
     statement = parsed_statement(text)
-    value = _value_of(statement) if statement is not None else None
+    value = _find_value(statement) if statement is not None else None
     if not isinstance(value, ast.Call):
         return False
     function = value.func.value if isinstance(value.func, ast.Subscript) else value.func
@@ -161,7 +161,7 @@ def ends_with_call(text: str, child: str) -> bool:
     return isinstance(function, ast.Name) and "*" in child
 
 
-def _value_of(statement: ast.stmt) -> ast.expr | None:
+def _find_value(statement: ast.stmt) -> ast.expr | None:
     """What a statement assigns, or adds to a list."""
     value: ast.expr | None = getattr(statement, "value", None)
     if isinstance(statement, ast.Expr):
@@ -172,7 +172,7 @@ def _value_of(statement: ast.stmt) -> ast.expr | None:
     return value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
 
 
-def _name_of(operator: ast.operator) -> str:
+def _name_operator(operator: ast.operator) -> str:
     sign = ast.unparse(ast.BinOp(ast.Name("a"), operator, ast.Name("b")))[2:-2]
     return SIGNS.get(sign, "")
 
@@ -182,14 +182,14 @@ def _names_of_ops(text: str) -> tuple[str, ...]:
     """The names of the functions and methods that a statement calls, and of its operators; the outermost first."""
     statement = parsed_statement(text)
     names: list[str] = []
-    value = _value_of(statement) if statement is not None else None
+    value = _find_value(statement) if statement is not None else None
     if isinstance(statement, ast.AugAssign):
-        names, value = [_name_of(statement.op)], statement.value
+        names, value = [_name_operator(statement.op)], statement.value
     if value is None:
         return ()
     for node in ast.walk(value):
         if isinstance(node, ast.BinOp):
-            names.append(_name_of(node.op))
+            names.append(_name_operator(node.op))
         elif isinstance(node, ast.Call):
             called = node.func.attr.rstrip("_") if isinstance(node.func, ast.Attribute) else ""
             names.append(one_name(f"aten::{called}").removeprefix("aten::"))

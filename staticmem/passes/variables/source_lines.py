@@ -131,30 +131,30 @@ class Execution:
     def run(self) -> dict[str, int]:
         for index, op in enumerate(self.graph.ops):
             if op.stack:
-                self._move_to(op, index - 1)
+                self._move_frames(op, index - 1)
                 if op.outputs:
                     self.latest = op.outputs
                     self.made_by.update(dict.fromkeys(op.outputs, index))
                 for frame in self.frames:
                     frame.reads.update(op.refs())
-                if len(self.frames) == len(op.stack) and self._ends_with(self.frames[-1], op):
+                if len(self.frames) == len(op.stack) and self._ends_statement(self.frames[-1], op):
                     self._finish(self.frames[-1], index)
                     self.frames[-1].done = True
             elif op.modules and op.outputs:
                 self._lose_line(op, index)
-        self._return_to(0, len(self.graph.ops) - 1)
+        self._leave_frames(0, len(self.graph.ops) - 1)
         return self.released
 
     def _lose_line(self, op: Op, index: int) -> None:
         """An op whose line an export has lost: what it reads last is taken to lose its name (`x = f(x)`)."""
         if self.certain:  # a line that is lost may have assigned any name again
-            self._return_to(0, index - 1)
+            self._leave_frames(0, index - 1)
             return
         calls = 0
         while calls < min(len(self.modules), len(op.modules)) and self.modules[calls] == op.modules[calls]:
             calls += 1
         depth = sum(frame.modules <= calls for frame in self.frames)
-        self._return_to(depth, index - 1)
+        self._leave_frames(depth, index - 1)
         if not self.frames:
             return
         frame = self.frames[-1]
@@ -165,11 +165,11 @@ class Execution:
             if any(self.last_read.get(value) == index for value in values):
                 self._drop(frame.names.pop(name), index)
 
-    def _move_to(self, op: Op, now: int) -> None:
+    def _move_frames(self, op: Op, now: int) -> None:
         """Moves from the frames of the op before to those of `op`; what ends, ends after op `now`."""
         depth = self._still_running(op)
         returned = len(self.frames) > depth
-        self._return_to(depth, now)
+        self._leave_frames(depth, now)
         modules = 0
         for level, line in enumerate(op.stack):
             calls = level + 1 < len(op.stack)
@@ -197,7 +197,7 @@ class Execution:
                 frame.child = child
         self.modules = op.modules
 
-    def _ends_with(self, frame: PythonFrame, op: Op) -> bool:
+    def _ends_statement(self, frame: PythonFrame, op: Op) -> bool:
         """Whether the running statement ends with this op of its own, as all its calls have returned."""
         text = frame.line.text
         if op.base.removeprefix("aten::").rstrip("_") != line_texts.op_that_ends(text):
@@ -243,7 +243,7 @@ class Execution:
                 break
         return depth
 
-    def _return_to(self, depth: int, now: int) -> None:
+    def _leave_frames(self, depth: int, now: int) -> None:
         while len(self.frames) > depth:
             if not self.frames[-1].done:
                 self._finish(self.frames[-1], now)
@@ -469,7 +469,7 @@ class _Longest(Execution):
         super().__init__(graph)
         self.returned: list[str] = []  # what frames that returned had names for, during the running statement
         self.passed_on: set[str] = set()
-        self.listy = _with_unseen_lists(graph)
+        self.listy = _find_unseen_lists(graph)
 
     def _finish(self, frame: PythonFrame, now: int) -> None:
         if is_of_torch(frame.line):
@@ -521,13 +521,13 @@ class _Longest(Execution):
                     frame.names.setdefault("?[]", []).append(value)
             self._drop(list(values), now)
 
-    def _return_to(self, depth: int, now: int) -> None:
+    def _leave_frames(self, depth: int, now: int) -> None:
         while len(self.frames) > depth:
             frame = self.frames[-1]
             values = [value for held in frame.names.values() for value in held]
             for name in line_texts.returned_names(frame.line.text):
                 self.passed_on.update(frame.names.get(name, ()))
-            super()._return_to(len(self.frames) - 1, now)
+            super()._leave_frames(len(self.frames) - 1, now)
             self.returned = [*self.returned, *values, *(v for held in frame.names.values() for v in held)]
 
     def until(self, value: str, index: int) -> None:
@@ -541,7 +541,7 @@ class _Longest(Execution):
         return released
 
 
-def _with_unseen_lists(graph: Graph) -> set[tuple[str, str]]:
+def _find_unseen_lists(graph: Graph) -> set[tuple[str, str]]:
     """Functions that read a list which no line of theirs assigns."""
     texts: dict[tuple[str, str], set[str]] = {}
     for stack in {id(op.stack): op.stack for op in graph.ops}.values():

@@ -299,7 +299,7 @@ def _held_by_attention(ops: tuple[Op, ...]) -> dict[str, int]:
         while stop < len(ops) and ops[stop].stack in (ops[start].stack, ()):
             stop += 1
         own = ops[start:stop]
-        if own[0].stack and _ATTENTION.search(own[0].stack[-1].text) and _of_transformers(own[0]):
+        if own[0].stack and _ATTENTION.search(own[0].stack[-1].text) and _is_of_transformers(own[0]):
             products = [op for op in own if op.base == "aten::matmul"]
             softmax = next((op for op in own if op.base in ("aten::softmax", "aten::_softmax")), None)
             if len(products) == 2 and softmax is not None:
@@ -314,7 +314,7 @@ def _held_by_attention(ops: tuple[Op, ...]) -> dict[str, int]:
     return held
 
 
-def _of_transformers(op: Op) -> bool:
+def _is_of_transformers(op: Op) -> bool:
     return bool(op.modules) and op.modules[-1].cls.startswith("transformers.")
 
 

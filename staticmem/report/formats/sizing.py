@@ -139,15 +139,15 @@ def remarks(sizing: Sizing) -> list[tuple[str, str]]:
     those cards."""
     held = (FITS, TIGHT)
     return [
-        *_by_text(sizing, lambda row: f"{TIGHT}, {row.why}" if row.fit == TIGHT else ""),
-        *_by_text(
+        *_group_by_text(sizing, lambda row: f"{TIGHT}, {row.why}" if row.fit == TIGHT else ""),
+        *_group_by_text(
             sizing, lambda row: f"{_IF} on condition of {row.condition}" if row.condition and row.fit in held else ""
         ),
-        *_by_text(sizing, lambda row: f"{CANNOT_RUN}, {row.obstacle}" if row.obstacle else ""),
+        *_group_by_text(sizing, lambda row: f"{CANNOT_RUN}, {row.obstacle}" if row.obstacle else ""),
     ]
 
 
-def _by_text(sizing: Sizing, says: Callable[[CardRow], str]) -> list[tuple[str, str]]:
+def _group_by_text(sizing: Sizing, says: Callable[[CardRow], str]) -> list[tuple[str, str]]:
     """What is said of cards, each text once, with the names of those cards; nothing of those with an empty text."""
     names: dict[str, list[str]] = {}
     for row in sizing.cards:

@@ -143,7 +143,7 @@ def address_map(process: Process, replay: Replay, setting: str) -> AddressMap:
             continue
         born = max(placed.born, start)
         origin = process.origins[placed.id]
-        row = _row_of(rows, by_address, bases, placed.address, born - start)
+        row = _find_row(rows, by_address, bases, placed.address, born - start)
         what = 0 if origin.buffer >= 0 else strings(origin.what or "workspace") + 1
         offset = (placed.address - rows[row].address) // UNIT
         blocks.append((row, offset, -(-placed.size // UNIT), born - start, died - born, origin.buffer + 1, what))
@@ -154,7 +154,7 @@ def address_map(process: Process, replay: Replay, setting: str) -> AddressMap:
         step=step,
         failed=replay.oom is not None,
         events=end - start,
-        peak_at=_first_at(rows, reserved),
+        peak_at=_find_event(rows, reserved),
         reserved_bytes=reserved,
         phases=tuple(Span(mark.phase, mark.event - start, min(stop, end) - start) for mark, stop in of_step),
         rows=tuple(rows),
@@ -163,7 +163,7 @@ def address_map(process: Process, replay: Replay, setting: str) -> AddressMap:
     )
 
 
-def _first_at(rows: list[Row], reserved: int) -> int:
+def _find_event(rows: list[Row], reserved: int) -> int:
     """The event at which so much is first held."""
     for time in sorted({row.start for row in rows}):
         if sum(row.size for row in rows if row.start <= time < row.end) == reserved:
@@ -191,7 +191,7 @@ def _rows(replay: Replay, start: int, end: int) -> list[Row]:
     return sorted(rows, key=lambda row: (row.address, row.start))
 
 
-def _row_of(rows: list[Row], by_address: list[int], bases: list[int], address: int, time: int) -> int:
+def _find_row(rows: list[Row], by_address: list[int], bases: list[int], address: int, time: int) -> int:
     """The segment that an address lies in at a time."""
     at = bisect_right(bases, address) - 1
     while at > 0 and not rows[by_address[at]].start <= time < rows[by_address[at]].end:

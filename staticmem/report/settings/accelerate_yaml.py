@@ -18,10 +18,10 @@ def write(run: Run) -> str:
     import yaml  # late: for this format alone
 
     text: str = yaml.safe_dump(_configuration(run), sort_keys=False)
-    return "\n".join([*comment(run), *_in_the_script(run), text])
+    return "\n".join([*comment(run), *_write_script_lines(run), text])
 
 
-def _in_the_script(run: Run) -> list[str]:
+def _write_script_lines(run: Run) -> list[str]:
     """What accelerate takes in Python, as comments."""
     lines = [f"# In the script: a DataLoader with batch_size={run.batch}"]
     if run.request.accumulate > 1 and run.strategy.library != DEEPSPEED:

@@ -35,7 +35,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
         raise FailedError("device", f"PyTorch {torch.__version__} sees no CUDA device")
     try:
         steps = _steps(job)
-        readings = _on_cuda(job, steps) if job["device"] == "cuda" else _on_cpu(job, steps)
+        readings = _run_on_cuda(job, steps) if job["device"] == "cuda" else _run_on_cpu(job, steps)
     except NotRunnableError as error:
         raise FailedError("op", str(error)) from error
     except torch.OutOfMemoryError as error:
@@ -58,7 +58,7 @@ def _steps(job: dict[str, Any]) -> Any:
     return Steps(prediction.result.graph, prediction.scenario, prediction.result.loss, job["device"])
 
 
-def _on_cpu(job: dict[str, Any], steps: Any) -> dict[str, Any]:
+def _run_on_cpu(job: dict[str, Any], steps: Any) -> dict[str, Any]:
     from staticmem.validate.pytorch.live_storages import ADDS_IN_PLACE, LiveStorages
 
     program = steps.program
@@ -104,7 +104,7 @@ def _on_cpu(job: dict[str, Any], steps: Any) -> dict[str, Any]:
     }
 
 
-def _on_cuda(job: dict[str, Any], steps: Any) -> dict[str, Any]:
+def _run_on_cuda(job: dict[str, Any], steps: Any) -> dict[str, Any]:
     import torch
 
     nvml = Nvml()

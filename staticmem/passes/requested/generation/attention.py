@@ -90,7 +90,7 @@ def _written(graph: Graph, at: Mapping[str, int], first: Op, softmax: Op, maker:
         scores.append(op.name)
         if op.base in ("aten::add", "aten::add_") and at[op.name] < at[softmax.name]:
             adds.append(op)
-    if last is None or softmax.name not in scores or not _of_two(first) or not _of_two(last):
+    if last is None or softmax.name not in scores or not _has_two_tensors(first) or not _has_two_tensors(last):
         return None
     key, value = first.refs()[1], last.refs()[1]
     turned = maker.get(key)
@@ -118,7 +118,7 @@ def _is_on_scores(op: Op) -> bool:
     return op.base in tagged("pointwise") and "masking" not in kinds_of(op.base)
 
 
-def _of_two(product: Op) -> bool:
+def _has_two_tensors(product: Op) -> bool:
     """Whether a product has two tensors."""
     return len(product.args) > 1 and all(isinstance(arg, Ref) for arg in product.args[:2])
 
@@ -216,8 +216,12 @@ class Lengths:
     def over_keys(self, op: Op, keys: int) -> Op:
         """An op of the file, whatever its tokens, with those of the cache."""
         one, many = self._both(op)
-        args = tuple([self._at(a, b, c, keys, op) for a, b, c in zip(op.args, one.args, many.args, strict=True)])
-        kwargs = {k: self._at(v, one.kwargs.get(k), many.kwargs.get(k), keys, op) for k, v in op.kwargs.items()}
+        args = tuple(
+            [self._replace_keys(a, b, c, keys, op) for a, b, c in zip(op.args, one.args, many.args, strict=True)]
+        )
+        kwargs = {
+            k: self._replace_keys(v, one.kwargs.get(k), many.kwargs.get(k), keys, op) for k, v in op.kwargs.items()
+        }
         return op.changed(args=args, kwargs=kwargs)
 
     def over_scores(self, op: Op, keys: int) -> Op:
@@ -230,8 +234,8 @@ class Lengths:
         sizes = op.args[position] if position < len(op.args) else ()
         if not isinstance(sizes, tuple) or not sizes:
             return op
-        first, second = (_last_of(each.args[position]) for each in (one, many))
-        last = self._at(sizes[-1], first, second, keys, op)
+        first, second = (_take_last(each.args[position]) for each in (one, many))
+        last = self._replace_keys(sizes[-1], first, second, keys, op)
         args = (*op.args[:position], (*sizes[:-1], last), *op.args[position + 1 :])
         return op.changed(args=args)
 
@@ -241,14 +245,14 @@ class Lengths:
             raise _unlike(op)
         return one, many
 
-    def _at(self, own: Arg, one: Arg, many: Arg, keys: int, op: Op) -> Arg:
+    def _replace_keys(self, own: Arg, one: Arg, many: Arg, keys: int, op: Op) -> Arg:
         """An argument at a number of keys. Names stay."""
         if isinstance(own, Ref) or own == one == many:
             return own
         if isinstance(own, tuple) and isinstance(one, tuple) and isinstance(many, tuple):
             if not len(own) == len(one) == len(many):
                 raise _unlike(op)
-            return tuple([self._at(a, b, c, keys, op) for a, b, c in zip(own, one, many, strict=True)])
+            return tuple([self._replace_keys(a, b, c, keys, op) for a, b, c in zip(own, one, many, strict=True)])
         if type(one) is not int or type(many) is not int:
             raise _unlike(op)
         slope, rest = divmod(many - one, self.tokens - 1)
@@ -257,7 +261,7 @@ class Lengths:
         return one + slope * (keys - 1)
 
 
-def _last_of(sizes: Arg) -> Arg:
+def _take_last(sizes: Arg) -> Arg:
     return sizes[-1] if isinstance(sizes, tuple) and sizes else None
 
 

@@ -157,7 +157,7 @@ class Forward:
         """The ops without those that only make masks and positions or repeat keys; whether all logits are computed."""
         graph, touched = self.graph, set[str]()
         given = {graph.inputs[0].name: self.inputs.ids, **self._positions()}
-        masks = {call.mask: _mask_of(call.window) for _, call in self.calls.values() if call.bias is not None}
+        masks = {call.mask: _name_mask(call.window) for _, call in self.calls.values() if call.bias is not None}
         ops = []
         for op in graph.ops:
             numbered = self.calls.get(op.name)
@@ -174,7 +174,7 @@ class Forward:
                 op = op.changed(kwargs={"scale": scale} if (scale := argument(op, 6, "scale")) is not None else {})
             ops.append(renamed(op, given))
         touched.update(name for name in (*given, *masks) if name in self.maker)
-        ops, all_logits = self._of_last_token(ops)
+        ops, all_logits = self._slice_last_token(ops)
         return without_dead(ops, graph.outputs, touched), all_logits
 
     def _positions(self) -> dict[str, str]:
@@ -191,7 +191,7 @@ class Forward:
                 values[op.outputs[0]] = self.inputs.positions
         return values
 
-    def _of_last_token(self, ops: list[Op]) -> tuple[list[Op], bool]:
+    def _slice_last_token(self, ops: list[Op]) -> tuple[list[Op], bool]:
         """Logits of the last position alone, where the code slices the hidden states for `logits_to_keep`.
 
         Source: transformers 5.23, generation/utils.py, `generate`: `model_kwargs["logits_to_keep"] = 1`.
@@ -261,7 +261,7 @@ class Forward:
                 ends_of = ends.get(call.mask)
                 if ends_of is not None:
                     self.draft.ends[value] = f"{self.prefix}{ends_of}"
-        self.given.update({_mask_of(window): name for window, name in self.masks.items()})
+        self.given.update({_name_mask(window): name for window, name in self.masks.items()})
 
     def _update(
         self,
@@ -299,11 +299,11 @@ class Forward:
         for name in (call.key, call.value):
             storage, fused = self._storage(name)
             later = [op for each in storage for at in reads.get(each, ()) if at >= index and (op := ops[at])]
-            if not fused and all(not op.outputs or op.name in self._of_attention(call) for op in later):
+            if not fused and all(not op.outputs or op.name in self._find_attention_ops(call) for op in later):
                 freed += storage
         return freed
 
-    def _of_attention(self, call: Attention) -> frozenset[str]:
+    def _find_attention_ops(self, call: Attention) -> frozenset[str]:
         """The ops that read what the cache gave, not what was given to it."""
         if not call.over_keys and call.bias is None:
             return frozenset((call.op,))
@@ -384,7 +384,7 @@ class Forward:
         return batch, heads, groups, length, size
 
 
-def _mask_of(window: int | None) -> str:
+def _name_mask(window: int | None) -> str:
     """The name under which ops read the mask of a window until it exists."""
     return f"mask of {window}"
 
