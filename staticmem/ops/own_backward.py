@@ -8,11 +8,13 @@ ATen calls that they name as their kernels. Source: transformers 5.23, `cache_ut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Formula, Grads, Tensor
 from staticmem.ir import dtypes
+from staticmem.ops.pointwise import grad_of, written_once, zeros
 from staticmem.ops.registry import rule
 
 
@@ -66,3 +68,36 @@ def packed_queries(e: Eager, query: Tensor, key: Tensor) -> Tensor:
 def next_token_logits(e: Eager, logits: Tensor) -> Tensor:
     """A copy in float32: `outputs.logits[:, -1].to(copy=True, dtype=torch.float32)`."""
     return e.empty(logits.shape, dtypes.float32, kernel="aten._to_copy.default")
+
+
+def _define_gradient(
+    name: str, node: str, first: bool = True, again: Callable[[Any, Any, Any, Any], Any] | None = None
+) -> None:
+    """Registers the rule of a gradient, which code may differentiate again (`create_graph=True`): by `again`, of
+    (calls, incoming gradient, first gradient, saved tensor); zeros without it. `first`: as in `fused`."""
+
+    def run(e: Eager, gradient: Tensor, saved: Tensor) -> Tensor:
+        return e.pointwise(f"aten.{name}.default", *((saved, gradient) if first else (gradient, saved)))
+
+    def gradient(e: Eager, grad_output: Tensor, saved: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        out = run(e, grad_output, saved)
+        formulas = [
+            Formula((0,), lambda e, grads, need: run(e, grad_of(grads), saved)),
+            Formula((1,), zeros if again is None else written_once(again, grad_output, saved)),
+        ]
+        kept = None if again is None else grad_output
+        e.record(node, out, [grad_output, saved], formulas, [saved, kept])
+        return out
+
+    gradient.__doc__ = f"Saves its second operand{', and the first' if again else ''}; backward runs {name}, and "
+    gradient.__doc__ += "products of both." if again else "zeros of the same size."
+    rule(name)(gradient)
+
+
+_define_gradient("threshold_backward", "ThresholdBackwardBackward0")
+_define_gradient("leaky_relu_backward", "LeakyReluBackwardBackward0")
+_define_gradient("hardtanh_backward", "HardtanhBackwardBackward0")
+_define_gradient("tanh_backward", "TanhBackwardBackward0", False,
+                 lambda c, g, grad, out: c.mul(g, c.mul(c.scale(out, -2), grad)))  # fmt: skip
+_define_gradient("sigmoid_backward", "SigmoidBackwardBackward0", False,
+                 lambda c, g, grad, out: c.mul(c.mul(g, grad), c.plus(c.scale(out, -2), 1)))  # fmt: skip

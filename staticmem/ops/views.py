@@ -255,6 +255,29 @@ def slice_(
     return make_view(e, self, shape, strides, "SliceBackward0", full_size_zeros(self, "aten.slice_backward.default"))
 
 
+@rule("slice_backward")
+def slice_backward(
+    e: Eager, grad_output: Tensor, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Tensor:
+    """Zeros of the whole size, with the gradient in a part of them; its backward is that part as a view."""
+    return _part_of_zeros(e, "slice_backward", grad_output, sizes, lambda grad: slice_(e, grad, dim, start, end, step))
+
+
+@rule("select_backward")
+def select_backward(e: Eager, grad_output: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
+    """As `slice_backward`."""
+    return _part_of_zeros(e, "select_backward", grad_output, sizes, lambda grad: select(e, grad, dim, index))
+
+
+def _part_of_zeros(
+    e: Eager, name: str, grad_output: Tensor, sizes: Sequence[int], part: Callable[[Tensor], Tensor]
+) -> Tensor:
+    out = e.empty(tuple(sizes), grad_output.dtype, kernel=f"aten.{name}.default")
+    formula = Formula((0,), lambda e, grads, need: part(grad_of(grads)))
+    e.record(f"{name} backward", out, [grad_output], [formula])
+    return out
+
+
 @rule("narrow", kinds=("part", "view"))
 def narrow(e: Eager, self: Tensor, dim: int, start: int, length: int) -> Tensor:
     """As `slice`."""

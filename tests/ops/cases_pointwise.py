@@ -54,6 +54,23 @@ def _binary() -> list[Case]:
     return cases
 
 
+def _gradients() -> list[Case]:
+    """Of activations and of parts, which code differentiates again."""
+    cases = []
+    for name, numbers in {
+        "threshold": (0,),
+        "leaky_relu": (0.1, False),
+        "hardtanh": (-1.0, 1.0),
+        "tanh": (),
+        "sigmoid": (),
+    }.items():
+        layouts = ((f(4, 3), f(4, 3)), (f(4, 3).transposed, f(4, 3)), (f(4, 3), f(4, 3).transposed), (h(4, 3), h(4, 3)))
+        cases += [call(f"aten::{name}_backward", x, y, *numbers) for x, y in layouts]
+    cases += [call("aten::slice_backward", f(4, 2), [4, 3], 1, 0, 2, 1)]
+    cases += [call("aten::select_backward", x, [4, 3], 1, 0) for x in (f(4), h(4))]
+    return cases
+
+
 def _division() -> list[Case]:
     cases = [call("aten::true_divide.Tensor", f(4, 3), f(3)), call("aten::div.Tensor", i(4), i(4))]
     for mode in ("floor", "trunc"):
@@ -189,5 +206,6 @@ def _casts() -> list[Case]:
 
 
 CASES = [
+    *_gradients(),
     *_binary(), *_division(), *_ternary(), *_powers(), *_comparisons(), *_unary(), *_bounded(), *_casts(),
 ]  # fmt: skip

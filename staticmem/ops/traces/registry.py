@@ -89,8 +89,10 @@ def flops(node: Node) -> int:
 
 
 def untraced() -> list[str]:
-    """Rules without a trace of any overload; ops in place and those that only check something need none."""
+    """Rules without a trace of any overload; ops in place and those that only check something need none, nor do
+    gradients, which code has from `torch.autograd.grad` alone: a break of the compiled graph."""
     lookup("aten::not_an_op")  # imports all families
     with_trace = {target.split(".", 1)[0] for target in TRACED}
     bases = {rule.target: rule.target.split(".", 1)[0] for rule in rules().values() if rule.state == "ruled"}
-    return sorted(target for target, base in bases.items() if not in_place(base) and one_name(base) not in with_trace)
+    needed = {t: base for t, base in bases.items() if not in_place(base) and not base.endswith("_backward")}
+    return sorted(target for target, base in needed.items() if one_name(base) not in with_trace)
