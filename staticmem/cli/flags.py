@@ -34,15 +34,7 @@ Convert = Callable[[str], Any]
 
 EVERYDAY = "--batch --resolution --dim --mode --optimizer --amp --checkpoint --gpu --output --format".split()
 # groups of flags that many verbs share: of the others `-h` has all
-SHARED = (
-    "settings",
-    "sizes",
-    "the step",
-    "levers of the step",
-    "the device",
-    "the session of the ONNX Runtime",
-    "output",
-)
+SHARED = "settings,sizes,the step,levers of the step,the device,the session of the ONNX Runtime,output".split(",")
 LARGE = 30  # flags: a verb with fewer has the same help for -h and --help
 SHORT_EPILOG = 9  # lines of `-h`: four examples
 
