@@ -305,3 +305,20 @@ class NormedPixels(nn.Module):  # type: ignore[misc]
             centred = x - x.mean(1, keepdim=True)
             x = x + F.gelu(point(centred / torch.sqrt(centred.pow(2).mean(1, keepdim=True) + 1e-6)))
         return self.head(x.mean((2, 3)))
+
+
+class NormedFilters(nn.Module):  # type: ignore[misc]
+    """Weights with one norm for each input channel, and one for all."""
+
+    sizes = ((8, 16, 512),)
+
+    def __init__(self, dim: int | None) -> None:
+        super().__init__()
+        norm = nn.utils.parametrizations.weight_norm
+        self.first, self.second = (norm(nn.Conv1d(i, 64, 5, padding=2), dim=dim) for i in (16, 64))
+        self.wide, self.head = norm(nn.Linear(64, 256), dim=dim), nn.Linear(256, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = F.leaky_relu(self.first(x), 0.1)
+        x = x + F.leaky_relu(self.second(x), 0.1)
+        return self.head(F.gelu(self.wide(x.transpose(1, 2)))).mean(1)

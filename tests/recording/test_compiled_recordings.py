@@ -208,3 +208,19 @@ def test_loops_are_cut_as_those_of_a_reduction_beside_them(amp: str | None, meas
     band = study.report.peak.bands["live"]
     assert study.lifetimes.peak_bytes == measured
     assert band.low <= measured <= band.high
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("dim", "amp", "measured"), [(1, None, 12_164_608), (1, "bf16", 6_892_032), (None, "bf16", 6_892_032)]
+)
+def test_a_weight_norm_without_kernel_is_made_of_other_ops(dim: int | None, amp: str | None, measured: int) -> None:
+    """Over all dimensions, or over all but one in the middle. Peaks are of Inductor's code of PyTorch 2.14.1."""
+    import compiled_networks as networks
+    import torch
+
+    options = {"optimizer": "adam", "loss": "cross-entropy", "outputs": "dropped", "compile": True, "amp": amp}
+    model = networks.NormedFilters(dim).train()
+    study = Study.open(model, request_of(options), (torch.empty(networks.NormedFilters.sizes[0]),))
+    assert study.lifetimes.peak_bytes == measured
+    assert "SM205" not in {note.code for note in study.result.notes}

@@ -15,8 +15,10 @@ from typing import Any
 
 from staticmem.eager import strides as layout
 from staticmem.ir import dtypes
+from staticmem.ops.traces.arithmetic import div, mul
+from staticmem.ops.traces.reduction import norm
 from staticmem.ops.traces.registry import traced
-from staticmem.ops.traces.views import contiguous, view
+from staticmem.ops.traces.views import contiguous, transpose, view
 from staticmem.tracing.nodes import Node
 from staticmem.tracing.tracer import Gradients, Tracer, form, reduced
 
@@ -379,24 +381,31 @@ def rms_norm(
 
 @traced("_weight_norm")
 def weight_norm(t: Tracer, v: Node, g: Node, dim: int = 0) -> Node:
-    """`v * (g / norm(v))`, with the norm over all dimensions but the first or the last one: in float32 for half types.
+    """`v * (g / norm(v))`. With the norm over all dimensions but the first or the last one it is a kernel, which
+    computes in float32 for half types; else it is made of other ops (`norm_except_dim`).
 
     Raises:
-        ValueError: another dimension is left, for which PyTorch has no kernel, or there is no other.
+        ValueError: there is one dimension.
     """
-    dim = dim % v.ndim
     over = tuple([axis for axis in range(v.ndim) if axis != dim])
-    if dim not in (0, v.ndim - 1) or not over:
-        raise ValueError(f"weight norm over all but dimension {dim} of {v.ndim}")
+    if not over:
+        raise ValueError("weight norm of one dimension")
+    if dim == -1:
+        return mul(t, v, div(t, g, norm(t, v)))
+    if dim not in (0, v.ndim - 1):
+        turned = contiguous(t, transpose(t, v, 0, dim))
+        lengths = norm(t, view(t, turned, (v.shape[dim], v.numel // v.shape[dim])), 2, 1)
+        lengths = transpose(t, view(t, lengths, (v.shape[dim], *(1,) * (v.ndim - 1))), 0, dim)
+        return mul(t, v, div(t, g, lengths))
     v, g = contiguous(t, v), contiguous(t, g)
     total = t.sum(t.pointwise("aten::pow.Tensor_Scalar", t.opmath(v), 2), over, True)
-    norm = t.pointwise("aten::pow.Tensor_Scalar", total, 0.5)
-    out = t.mul(v, t.div(g, t.cast(norm, g.dtype)))
+    root = t.pointwise("aten::pow.Tensor_Scalar", total, 0.5)
+    out = t.mul(v, t.div(g, t.cast(root, g.dtype)))
 
     def gradient(grads: Gradients, need: Sequence[bool]) -> Gradients:
         assert grads[0] is not None
         parts = form(v.shape, v.dtype), form(g.shape, g.dtype)
-        args = (contiguous(t, grads[0]), v, g, norm, dim)
+        args = (contiguous(t, grads[0]), v, g, root, dim)
         call = t.node("aten::_weight_norm_interface_backward", args, parts)
         return [t.node("operator::getitem", (call, k), part) for k, part in enumerate(parts)]
 

@@ -43,7 +43,6 @@ DIFFERENT: dict[str, str] = {
     r"^special_round": "a product with 1 before and after, which a joint-graph pass of 2.15 takes away",
     r"^linalg_vector_norm\(.*, 3, ": "a norm of another order than 1 or 2 falls back where it needs a gradient",
     r"^scatter_reduce_?\.two\(.*(mean|amax|amin|prod)": "the gradient of a reduction that is no sum is one extern call",
-    r"^_weight_norm\(f32\[4x3x5\], f32\[(\]|1x3x1\])": "norms over all, or all but a middle one, are not those traced",
     r"^in-place product with a (slice|view)": "autograd saves a copy of what is written to, which has another layout",
     r"^relu_ on a slice": "autograd reads the result from the tensor that was written to",
 }
