@@ -11,7 +11,7 @@ from staticmem.devices.sizing import Fit
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.model import NoteInfo
 from staticmem.report.sizing import ACCUMULATE, SCHEMA, CardRow, Count, Lever, Point, Price, Sizing
-from staticmem.report.sweep import TRAINING
+from staticmem.report.sweep import TRAINING, LeverRow
 from staticmem.report.verdict import step_name
 from staticmem.scenario.combinations import SIZE, check
 from staticmem.scenario.compiling import WHOLE
@@ -26,6 +26,7 @@ from staticmem.studies.sizing_search import GrownSize, batch_range, fewest, reso
 from staticmem.studies.study import unused
 from staticmem.studies.trials import Lever as Trial
 from staticmem.studies.trials import Trials
+from staticmem.units import format_bytes
 from staticmem.version import __version__
 
 POINTS = 9  # of a curve
@@ -300,7 +301,12 @@ def _levers(bench: Bench, gpu: str | None) -> tuple[Lever, ...]:
 
     rows = in_order(try_out(trials, [lever for lever in candidates(trials.study) if wanted(lever)]))
     return tuple(
-        Lever(row.does, row.flags, row.live_bytes, row.device_bytes, row.saved_bytes)
+        Lever(_with_moves(row), row.flags, row.live_bytes, row.device_bytes, row.saved_bytes)
         for row in rows
         if row.saved_bytes > 0
     )
+
+
+def _with_moves(row: LeverRow) -> str:
+    """What a lever does, with what it sends over the bus in each step."""
+    return f"{row.does}, {format_bytes(row.moved_bytes)} over the bus a step" if row.moved_bytes else row.does

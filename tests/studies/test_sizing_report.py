@@ -223,7 +223,7 @@ def test_devices_share_a_global_batch() -> None:
 def test_one_large_card_or_several_small_ones() -> None:
     found = shared_out(16384, "4GiB", "80GB")
     assert found.recommended == "80gb"
-    assert re.search(r"; \d+ x 4GiB train it at batch 16384 with DDP, [\d,]+ on each too\.$", found.recommendation)
+    assert re.search(r"; \d+ x GPU of 4GiB train it at batch 16384 with DDP, [\d,]+ on each too", found.recommendation)
     small = next(row for row in found.cards if row.slug == "4gib")
     large = next(row for row in found.cards if row.slug == "80gb")
     assert [count_text(count) for count in large.counts] == ["1 x 16,384", "16,384, once", *["1 x 16,384"] * 3]
