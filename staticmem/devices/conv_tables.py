@@ -35,8 +35,6 @@ FEATURES = tuple(
     "result_alignment rows depth columns work tiles padded".split()
 )
 
-PADS = (1, 4, 8, 16, 32)  # channels of a copy are rounded up to a multiple of these (16 bytes are 4 or 8 elements)
-
 
 def _alignment(channels: int) -> int:
     """The largest power of two up to 64 that divides the number of channels."""

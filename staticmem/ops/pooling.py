@@ -150,10 +150,9 @@ def onnx_max_pool(ctx: Context, node: Node) -> list[Op] | None:
 def onnx_average_pool(ctx: Context, node: Node) -> list[Op] | None:
     kernel = integers(node, "kernel_shape")
     count = len(kernel)
-    if not 1 <= count <= 3:
+    # PyTorch's average pooling has no dilation
+    if not 1 <= count <= 3 or set(integers(node, "dilations", (1,))) != {1}:
         return None
-    if set(integers(node, "dilations", (1,))) != {1}:
-        return None  # PyTorch's average pooling has no dilation
     pads = onnx_pads(ctx, node, kernel)
     sizes = ctx.net.shape(node.outputs[0])
     if set(kernel) == {1} and not any(pads) and sizes is not None:

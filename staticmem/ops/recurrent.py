@@ -141,7 +141,6 @@ def _single(kind: str) -> Any:
 for _kind in ("gru", "rnn_tanh", "rnn_relu"):
     rule(f"{_kind}.input", kinds=("recurrent",), autocast="half", flops=_recurrent_flops)(_single(_kind))
 
-_LSTM_GATES = 4
 
 GRU_WORKSPACE = 5  # multiples of the hidden size that the fused kernel keeps for its backward
 
