@@ -37,6 +37,10 @@ _STANDS_FOR = "cuda"
 CASTS_OF_SCRIPTS = frozenset(("aten::_autocast_to_full_precision", "aten::_autocast_to_reduced_precision"))
 
 
+class UnrecordedGradientError(NotImplementedError):
+    """A way to take gradients that no recording has."""
+
+
 @contextmanager
 def meta_as_gpu() -> Iterator[None]:
     """Within it, code that asks what the meta device can do gets the answers of a CUDA device."""

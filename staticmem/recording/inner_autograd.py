@@ -65,7 +65,7 @@ def recorded_autograd(watch: Watch) -> Iterator[None]:
             return call()
         roots, asked = _listed(outputs), _listed(inputs)
         if create_graph or more or options.get("is_grads_batched") or not all(t.is_leaf for t in asked):
-            raise NotImplementedError("gradients with a history, of a batch, or of tensors that are no leaves")
+            raise gpu.UnrecordedGradientError("it takes gradients of tensors that are no leaves, or of a batch")
         given = _given(watch, roots, grad_outputs, asked)
         results = _paused(watch, roots[0], call)
         _write(watch, written.GRAD, [*given, bool(retain_graph)], results)

@@ -123,13 +123,19 @@ def _recorded_inputs(module: Any) -> tuple[Any, ...]:
 def _record_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
     """A recording of the module; where its code cannot run on fake tensors, the graph of torch.export, with a note."""
     from staticmem.recording.device_answers import traced_on_gpu
+    from staticmem.recording.gpu import UnrecordedGradientError
     from staticmem.recording.record import record
 
     try:
         document = record(module, args, as_given=True)
     except ModelFileError as error:
-        with traced_on_gpu(args):
-            traced = trace(module, args, as_given=True)
+        try:
+            with traced_on_gpu(args):
+                traced = trace(module, args, as_given=True)
+        except ModelFileError:
+            if isinstance(error.__cause__, UnrecordedGradientError):
+                raise error from error.__cause__  # which says what to do; that of the exporter does not
+            raise
         archive = _open_program(
             traced.program,
             type(module).__name__,

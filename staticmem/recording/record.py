@@ -96,6 +96,8 @@ def record(
                 document |= {"asked_of_gpu": sorted(asked_of_gpu)} if asked_of_gpu else {}
         except Exception as error:
             last = error
+            if "saved tensor hooks" in str(error):  # as it runs: torch.func allows none, and they see what is saved
+                last = gpu.UnrecordedGradientError("it takes gradients by torch.func (grad, vjp, jacrev)")
             continue
         sizes = traced_sizes.of_content(document["sizes"])
         asked = replace(sizes, conditions=tuple(document["training_conditions"]))
@@ -107,10 +109,13 @@ def record(
         return of_inference
     assert last is not None
     reason = next((line.strip() for line in str(last).splitlines() if line.strip()), type(last).__name__)
+    hint = "Its forward has to run on tensors without data: a branch must not depend on their contents."
+    if isinstance(last, gpu.UnrecordedGradientError):
+        hint = "Take gradients of x.detach().requires_grad_() by torch.autograd.grad, or with create_graph=True."
     raise ModelFileError(
         f"{type(module).__name__} cannot be recorded",
         f"{type(last).__name__}: {reason[:300]}",
-        "Its forward has to run on tensors without data: a branch must not depend on their contents.",
+        hint,
         code="SM175",
     ) from last
 

@@ -622,12 +622,12 @@ def _refuse_transforms(args: Any, kwargs: Any) -> None:
     (transformers/masking_utils.py) are small; with floating-point numbers it is the model's own computation.
 
     Raises:
-        NotImplementedError: it is.
+        UnrecordedGradientError: it is.
     """
     for tensor in tree_leaves((args, kwargs)):
         wrapped = isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor)
         if wrapped and tensor.is_floating_point():
-            raise NotImplementedError("it runs a transform of torch.func (vmap, grad)")
+            raise gpu.UnrecordedGradientError("it runs a transform of torch.func (vmap, grad, vjp, jvp, jacrev)")
 
 
 def _bounded_slice(x: torch.Tensor, axis: int = 0, *bounds: Any) -> tuple[Any, ...]:

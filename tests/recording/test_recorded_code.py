@@ -164,6 +164,22 @@ def test_gradients_that_are_differentiated_again_are_an_error_of_training() -> N
     assert Study(model, request_of({"mode": "infer"})).report.peak.live_bytes > 0
 
 
+@pytest.mark.parametrize("way", ["torch.func", "no leaves"])
+def test_gradients_that_are_not_recorded_are_refused_with_the_way_that_is(way: str) -> None:
+    class Takes(coded_models.Coded):
+        def middle(self, x: Any) -> Any:
+            if way == "torch.func":
+                return torch.func.grad(lambda t: self.inner(t).tanh().sum())(x)
+            with torch.enable_grad():
+                x = (x.detach().requires_grad_() * 2).tanh()
+                return torch.autograd.grad(self.inner(x).sum(), x)[0]
+
+    with pytest.raises(ModelFileError, match=way) as error:
+        staticmem.analyze(on_meta(Takes)[0], (torch.empty(2, WIDTH, device="meta"),), mode="infer")
+    assert error.value.code == "SM175"
+    assert "create_graph=True" in error.value.hint
+
+
 def test_indices_on_the_cpu_take_no_memory() -> None:
     module, inputs = on_meta(coded_models.Looked)
     model = recorded(module, *inputs)
