@@ -254,10 +254,7 @@ def onnx_div(ctx: Context, node: Node) -> list[Op]:
         return [ctx.op(node, "aten::reciprocal", b)]
     name = ctx.fresh(node)
     ctx.define(name, node.outputs[0], ctx.net.shape(node.outputs[0]))
-    return [
-        ctx.op(node, "aten::reciprocal", b, outputs=(name,)),
-        ctx.op(node, "aten::mul.Tensor", Ref(name), a),
-    ]
+    return [ctx.op(node, "aten::reciprocal", b, outputs=(name,)), ctx.op(node, "aten::mul.Tensor", Ref(name), a)]
 
 
 def any_inputs(name: str) -> Translation:

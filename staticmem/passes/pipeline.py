@@ -710,10 +710,7 @@ def edit_lines(graph: Graph) -> list[str]:
 
 
 def for_step(
-    graph: Graph,
-    scenario: Scenario,
-    passes: Iterable[Pass] = STEP,
-    logits: tuple[int, ...] | None = None,
+    graph: Graph, scenario: Scenario, passes: Iterable[Pass] = STEP, logits: tuple[int, ...] | None = None
 ) -> Graph:
     """The graph that a step of the scenario runs. `logits` are sizes of the first output, which a loss of the last
     layer needs."""

@@ -44,12 +44,7 @@ def schema_of(cls: type, title: str) -> dict[str, Any]:
     definitions: dict[str, Any] = {}
     root = _object(cls, definitions)
     root["properties"]["schema"] = {"const": title}
-    return {
-        "$schema": DRAFT,
-        "title": title,
-        **root,
-        "definitions": dict(sorted(definitions.items())),
-    }
+    return {"$schema": DRAFT, "title": title, **root, "definitions": dict(sorted(definitions.items()))}
 
 
 def _object(cls: type, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -380,7 +380,7 @@ RANKS: Table = {
     Combination(PARALLEL, without(DEVICES), "SM180"): (
         "What a device holds depends on how many share the work.",
         "Example: --parallel {parallel} --devices 8; 'staticmem size' finds the fewest.",
-    ),
+    )
 }
 FIT: Table = {
     **RANKS,

@@ -79,13 +79,7 @@ _MODEL_STATES = frozenset({STATES, GRADIENTS, PARAMETERS})
 
 STRATEGIES: Mapping[str, StrategyFacts] = {
     "ddp": StrategyFacts(
-        "DDP",
-        "ddp",
-        frozenset({SAMPLES}),
-        PYTORCH,
-        compiles=MODEL,
-        packed=(WEIGHT_ONLY, 8, 4),
-        accelerate="MULTI_GPU",
+        "DDP", "ddp", frozenset({SAMPLES}), PYTORCH, compiles=MODEL, packed=(WEIGHT_ONLY, 8, 4), accelerate="MULTI_GPU"
     ),
     "zero1": StrategyFacts(
         "ZeRO-1",

@@ -95,10 +95,7 @@ def test_an_if_in_a_loop_reads_this_turns_values(tmp_path: Path) -> None:
     yes = body([node("Relu", ["h"], ["t"])], [], ["t"])
     no = body([node("Neg", ["h"], ["f"])], [], ["f"])
     inputs = [value("i", [], TensorProto.INT64), value("c", [], TensorProto.BOOL), value("h", [4, 8])]
-    nodes = [
-        node("Identity", ["c"], ["c2"]),
-        node("If", ["yes"], ["h2"], then_branch=yes, else_branch=no),
-    ]
+    nodes = [node("Identity", ["c"], ["c2"]), node("If", ["yes"], ["h2"], then_branch=yes, else_branch=no)]
     outer = node("Loop", ["m", "", "x"], ["last"], body=body(nodes, inputs, ["c2", "h2"]))
     made = model([outer, node("Neg", ["last"], ["y"])], [X], ["y"], [ints("m", 2), scalar("yes", True)])
     assert targets(bound(made, tmp_path)) == ["aten::relu", "aten::relu", "aten::neg"]

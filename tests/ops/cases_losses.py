@@ -16,10 +16,7 @@ def _of(name: str, *inputs: Any, **more: Any) -> Case:
 
 # index_select's backward, and gradients of a weight that is used again, are added in place without a dispatch mode
 _REAL: dict[str, Any] = {"real": ("backward",), "why": "a dispatch mode makes the engine add out of place"}
-_NO_REAL: dict[str, Any] = {
-    "skip": ("backward", "grads"),
-    "why": "as in float32, which the CPU runs as CUDA does",
-}
+_NO_REAL: dict[str, Any] = {"skip": ("backward", "grads"), "why": "as in float32, which the CPU runs as CUDA does"}
 _INSIDE = "ctx.saved_tensors are not in the reach of the observer"
 
 

@@ -14,16 +14,7 @@ from staticmem.ir.graph import Op, Ref
 from staticmem.ops import argument, in_place, kinds_of, lookup, parameters, rules
 from staticmem.ops.registry import FAMILIES, rule
 
-SHARED = {
-    "__init__",
-    "registry",
-    "dispatch",
-    "onnx",
-    "pointwise",
-    "size_arithmetic",
-    "tags",
-    "whole_model_cast",
-}
+SHARED = {"__init__", "registry", "dispatch", "onnx", "pointwise", "size_arithmetic", "tags", "whole_model_cast"}
 LOADED = """
 import sys
 from staticmem.ops import lookup

@@ -62,10 +62,7 @@ def test_without_reuse_and_prefetch_each_use_gathers() -> None:
 
 @pytest.mark.parametrize(
     ("reuse", "expected"),
-    [
-        (20, [("a", 0, 0), ("b", 1, 1), ("a", 2, 2), ("c", 3, 3)]),
-        (21, [("a", 0, 2), ("b", 1, 1), ("c", 3, 3)]),
-    ],
+    [(20, [("a", 0, 0), ("b", 1, 1), ("a", 2, 2), ("c", 3, 3)]), (21, [("a", 0, 2), ("b", 1, 1), ("c", 3, 3)])],
 )
 def test_what_is_used_again_within_the_distance_stays(reuse: int, expected: list[tuple[str, int, int]]) -> None:
     """`__params_to_release` goes through the modules ahead until `max_reuse_distance` elements have passed: between the

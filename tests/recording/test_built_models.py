@@ -121,11 +121,7 @@ def test_an_export_has_the_recording_beside_the_graph(tmp_path: Path, capsys: py
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize(
     ("name", "code", "words"),
-    [
-        ("absent", "SM145", "no such model"),
-        ("huge", "SM147", "parameters"),
-        ("crash", "SM148", "exit code 3"),
-    ],
+    [("absent", "SM145", "no such model"), ("huge", "SM147", "parameters"), ("crash", "SM148", "exit code 3")],
 )
 def test_what_cannot_be_built(name: str, code: str, words: str) -> None:
     with pytest.raises(StaticmemError, match=r"\w") as error:

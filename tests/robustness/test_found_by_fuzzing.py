@@ -39,8 +39,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["!!int ''", "!!int '+'", "!!float ''", "!!bool x", "!!int 0x", "!!binary '='", "!!null x"],
+    "value", ["!!int ''", "!!int '+'", "!!float ''", "!!bool x", "!!int 0x", "!!binary '='", "!!null x"]
 )
 def test_a_tag_that_its_value_does_not_fit(value: str, tmp_path: Path) -> None:
     """PyYAML's constructors end in IndexError, KeyError, AttributeError."""

@@ -11,11 +11,7 @@ import pytest
 
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Graph, Op, Parameter, Ref, Value
-from staticmem.studies.textbook import (
-    TextbookEstimate,
-    tensor_bytes,
-    textbook_estimate,
-)
+from staticmem.studies.textbook import TextbookEstimate, tensor_bytes, textbook_estimate
 from staticmem.units import MIB, format_bytes
 
 MODELS = Path(__file__).parents[2] / "models"

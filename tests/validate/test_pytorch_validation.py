@@ -117,10 +117,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_errors_are_three_lines_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     words = {"batch": 2, "optimizer": "adam"}
-    limits: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("SM222", {"memory_limit": 2**20}),
-        ("SM224", {"timeout": 0.05}),
-    )
+    limits: tuple[tuple[str, dict[str, Any]], ...] = (("SM222", {"memory_limit": 2**20}), ("SM224", {"timeout": 0.05}))
     for code, more in limits:
         with pytest.raises(StaticmemError) as caught:
             validate_torch(MLP, words, "cpu", **more)

@@ -16,15 +16,7 @@ from staticmem.compiler.inductor.buffers import Box, Buffer, Loops, Operation, R
 from staticmem.compiler.inductor.indexing import NO_VIEWS
 from staticmem.compiler.inductor.layout import restrided
 from staticmem.compiler.inductor.post_grad import rewrite
-from staticmem.eager.strides import (
-    Form,
-    Shape,
-    Strides,
-    channels_last_strides,
-    contiguous_strides,
-    is_dense,
-    numel,
-)
+from staticmem.eager.strides import Form, Shape, Strides, channels_last_strides, contiguous_strides, is_dense, numel
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.tags import LIKE_PADDING, LOWERED_VIEWS, NEED_REALIZED
@@ -199,12 +191,7 @@ class Lowering:
         return value if value.strides() is not None else self.copy(value)
 
     def require(
-        self,
-        value: Value,
-        *,
-        order: Sequence[int] | None = None,
-        exact: Strides | None = None,
-        pad: bool = False,
+        self, value: Value, *, order: Sequence[int] | None = None, exact: Strides | None = None, pad: bool = False
     ) -> Value:
         """`ExternKernel.require_strides`: in this order, or with these strides; a copy where it has others."""
         if exact is None and numel(value.shape) <= 1:

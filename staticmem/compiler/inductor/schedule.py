@@ -297,10 +297,7 @@ def linear(strides: tuple[int, ...], sizes: tuple[int, ...], offset: int) -> Acc
 
 
 def loop_order(
-    loops: Loops,
-    outer: Sequence[int],
-    written: Sequence[int] | None,
-    reads: Sequence[Read],
+    loops: Loops, outer: Sequence[int], written: Sequence[int] | None, reads: Sequence[Read]
 ) -> tuple[int, ...]:
     """Loops from the outermost, those of size 1 left out; loops of a reduction come last. Each load counts, those of
     one element too (`get_read_exprs`)."""

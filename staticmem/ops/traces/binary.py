@@ -88,10 +88,7 @@ def lerp_by_number(t: Tracer, self: Node, end: Node, weight: float) -> Node:
     start, alpha = (self, weight) if near else (end, -(1.0 - weight))
     out = t.pointwise("aten::add.Tensor", start, difference, alpha=alpha)
     return t.derive_each(
-        out,
-        [self, end],
-        (1, lambda grad: t.scale(grad, weight)),
-        (0, lambda grad: t.scale(grad, 1 - weight)),
+        out, [self, end], (1, lambda grad: t.scale(grad, weight)), (0, lambda grad: t.scale(grad, 1 - weight))
     )
 
 

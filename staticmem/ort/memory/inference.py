@@ -130,11 +130,7 @@ def carried_over(model: Any, saved: Any) -> Any:
 
 
 def _ask(
-    node: Any,
-    types: dict[str, PlannedType],
-    contents: Contents,
-    versions: Mapping[str, int],
-    wanted: list[str],
+    node: Any, types: dict[str, PlannedType], contents: Contents, versions: Mapping[str, int], wanted: list[str]
 ) -> None:
     """onnx's inference of one node."""
     domain = "" if node.domain == "ai.onnx" else node.domain

@@ -26,11 +26,7 @@ SMALL = 127  # bytes; kSmallTensorExternalDataThreshold of core/graph/graph.h
 _DEVICE_ALIGNMENT = 256  # kAllocAlignment
 
 PACKED: dict[tuple[str, str], PackRule] = {**workspaces.PACKED, **recurrent.PACKED, **quantized.PACKED}
-WORKSPACES: dict[tuple[str, str], WorkRule] = {
-    **workspaces.WORKSPACES,
-    **recurrent.WORKSPACES,
-    **quantized.WORKSPACES,
-}
+WORKSPACES: dict[tuple[str, str], WorkRule] = {**workspaces.WORKSPACES, **recurrent.WORKSPACES, **quantized.WORKSPACES}
 
 # Kernels of the CPU provider that take nothing from the arena beside their results. Tried on onnxruntime 1.32: every
 # case of onnx.backend.test that the runtime takes, with `session.collect_node_memory_stats_to_file`, and the graphs of

@@ -289,11 +289,7 @@ class _Model:
 
 
 def run_sizes(
-    graph: Any,
-    opsets: Sequence[Any],
-    values: dict[str, Value],
-    consts: dict[str, Any],
-    outer: RunSizes | None = None,
+    graph: Any, opsets: Sequence[Any], values: dict[str, Value], consts: dict[str, Any], outer: RunSizes | None = None
 ) -> RunSizes:
     """Sizes of a GraphProto whose inputs and outer values are known. Results of nodes are worked out anew.
 

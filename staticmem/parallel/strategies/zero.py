@@ -29,16 +29,7 @@ from staticmem.ir.dtypes import DType, float32
 from staticmem.ir.graph import Graph
 from staticmem.parallel.blocks import names_of_parameters
 from staticmem.parallel.division import STREAMS, Traffic, WholeStep, ZeroConfig
-from staticmem.parallel.rewrite import (
-    AFTER,
-    BEFORE,
-    END_OF_PHASE,
-    GATHERING,
-    Piece,
-    Position,
-    Rewrite,
-    Weight,
-)
+from staticmem.parallel.rewrite import AFTER, BEFORE, END_OF_PHASE, GATHERING, Piece, Position, Rewrite, Weight
 from staticmem.scenario.strategies import GRADIENTS, STRATEGIES
 from staticmem.units import ceil_div
 

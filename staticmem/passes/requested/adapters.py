@@ -232,10 +232,7 @@ class _Adapters:
         features = layer.features
         a, b = self._parameters(layer, "lora_A", "lora_B", (self.lora.r, features[0]), (features[1], self.lora.r))
         new = _Code(product, layer, self.names)
-        quantized, autocast = (
-            layer.kind in (QUANTIZED_4, QUANTIZED_8),
-            self.amp is not None and product.amp is True,
-        )
+        quantized, autocast = (layer.kind in (QUANTIZED_4, QUANTIZED_8), self.amp is not None and product.amp is True)
         if layer.kind == QUANTIZED_4:  # "we need to defensively clone here"
             result = new.call("aten::clone", "clone", around, Ref(result))
         x = layer.input

@@ -294,12 +294,7 @@ def _coverage(text: Text, report: Report) -> None:
 
 
 def note_list(
-    text: Text,
-    title: str,
-    notes: Sequence[NoteInfo],
-    colour: str = "",
-    heading: str = "bold",
-    short: bool = False,
+    text: Text, title: str, notes: Sequence[NoteInfo], colour: str = "", heading: str = "bold", short: bool = False
 ) -> None:
     """A section of notes: each in full, or in a line each, where the heading says how to read the rest."""
     lines = [f"{note.text}{f' ({note.count} places)' if note.count > 1 else ''}" for note in notes]

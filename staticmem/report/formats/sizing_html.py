@@ -60,10 +60,7 @@ def _inputs(sizing: Sizing) -> str:
     rows = [
         ("model", name(sizing.model.path)),
         ("from", esc(f"{sizing.model.format}, {sizing.model.producer}")),
-        (
-            "inputs",
-            "<br>".join(name(f"{i.name}: {shape_text(i.dtype, i.shape)}") for i in sizing.model.inputs),
-        ),
+        ("inputs", "<br>".join(name(f"{i.name}: {shape_text(i.dtype, i.shape)}") for i in sizing.model.inputs)),
         ("parameters", f"{sizing.parameters:,}"),
         ("SHA-256", f'<code class="digest">{esc(sizing.model.sha256)}</code>' if sizing.model.sha256 else "large file"),
         ("date", esc(sizing.date) if sizing.date else "not given"),

@@ -19,11 +19,7 @@ def op(target: str, output: str, *args: Arg) -> Op:
     return Op(output, f"aten::{target}", tuple(Ref(a) if isinstance(a, str) else a for a in args), {}, (output,))
 
 
-SUM = [
-    op("mul.Tensor", "h", "x", 2.0),
-    op("slice.Tensor", "v", "h", 1, 2, 6),
-    op("add.Tensor", "s", "v", 1.0),
-]
+SUM = [op("mul.Tensor", "h", "x", 2.0), op("slice.Tensor", "v", "h", 1, 2, 6), op("add.Tensor", "s", "v", 1.0)]
 FIRST = [
     op("expand", "e1", "s", (4, 4, 8)),
     op("reshape", "r1", "e1", (4, 4, 8)),
