@@ -113,10 +113,7 @@ def record(
     if isinstance(last, gpu.UnrecordedGradientError):
         hint = "Take gradients of x.detach().requires_grad_() by torch.autograd.grad, or with create_graph=True."
     raise ModelFileError(
-        f"{type(module).__name__} cannot be recorded",
-        f"{type(last).__name__}: {reason[:300]}",
-        hint,
-        code="SM175",
+        f"{type(module).__name__} cannot be recorded", f"{type(last).__name__}: {reason[:300]}", hint, code="SM175"
     ) from last
 
 
