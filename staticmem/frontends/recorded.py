@@ -25,12 +25,14 @@ from staticmem.ir.graph import (
     CustomFunction,
     Frame,
     Graph,
+    Holder,
     Note,
     Op,
     Parameter,
     Recorded,
     Ref,
     Region,
+    SourceLine,
     Value,
     with_other_call,
 )  # fmt: skip
@@ -38,6 +40,7 @@ from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, ch
 
 _HALVES = {dtype.name: dtype for dtype in dtypes.HALVES}
 _MODES = [(training, amp) for training in (True, False) for amp in (None, *_HALVES)]
+_HOW = ("del", "None", "item", "attribute", "before")  # by the numbers of `recording_format`
 _NUMBER = re.compile("-?[0-9]{1,12}")
 _MOST = 1 << 21  # values of a program, and items of the functions that it calls: more than those of 100,000 ops
 _DEEPEST = 1000  # module calls within each other: Python's limit of calls is reached before
@@ -253,12 +256,33 @@ class _Program:
             dict(zip(outputs, shapes, strict=bool(shapes))),
             self.cast is not None, None,
             *self.model.input_embeddings,
+            self.unused(program.get("unused", []), ops),
         )  # fmt: skip
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,
             buffers=buffers, ops=ops, outputs=outputs, values=self.values, notes=tuple(self.notes), recorded=recorded,
             output_names=called if len(called) == len(outputs) else (),
         )  # fmt: skip
+
+    def unused(self, rows: Any, ops: Sequence[Op]) -> Mapping[str, tuple[str, tuple[Holder, ...]]]:
+        """The values that outlive their use."""
+        files, names = (
+            [_name(fields.text(t)) for t in fields.items(self.document.get(k, []))] for k in ("files", "names")
+        )
+        lines = [
+            SourceLine(files[fields.size(file)], fields.size(number), _name(fields.text(function)), "")
+            for file, number, function in fields.items(self.document.get("lines", []))
+        ]
+        unused: dict[str, tuple[str, tuple[Holder, ...]]] = {}
+        for value, after, holders in fields.items(rows):
+            held = [
+                (names[fields.size(name)], _HOW[fields.size(how)], lines[fields.size(line)])
+                for name, how, line in fields.items(holders)
+            ]
+            if not -1 <= fields.integer(after) < len(ops):
+                raise ValueError(f"a value is let go of after op {after} of {len(ops)}")
+            unused[self.names[fields.size(value)]] = ops[after].name if after >= 0 else "", tuple(held)
+        return unused
 
     # -- values --------------------------------------------------------------------------------------------------
 

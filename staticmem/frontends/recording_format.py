@@ -23,6 +23,8 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `programs` | those that differ, each with its `modes`: `[training, dtype of autocast or null]` |
 | `halved` | of the module cast to bfloat16: inference, and all modes where more differs than casts. Older lack it |
 | `input_embeddings` | of transformers: `paths` of what `enable_input_require_grads()` hooks, `require_grad`: it was |
+| `files` | of the code: paths from the folder of the model's file. Older recordings lack this and the next two keys |
+| `lines`, `names` | of the code that `unused` is about: `[file, number, function]`, and what variables are called |
 | `asked_of_gpu` | functions that told the code which GPU it runs on, with the answers of an H100 (older lack it) |
 
 The name of a parameter begins with as many components of the name before as `shared` says; `same` is the index of the
@@ -46,6 +48,11 @@ number of the value that is made next. A program has
 - `outputs`, their shapes `output_shapes` (older recordings do not have this key), and `output_names`: what each is
   called in what the model returns (`frontends.output_names`), if any has a name; `lasting`: values that the module
   keeps when its forward has returned
+- `unused`: values that the code holds and does not read again: `[value, op, holders]`. Python could let go of it after
+  the op (-1: before the first), once all of the `holders` let go: `[name, how, line]`. One that only its views hold, by
+  their `_base`, has no holders, and goes with them. `how` is `DELETED` by `del` of a variable behind the line,
+  `EMPTIED` by `None` in its place (in a loop), `BEFORE` by that before the line (behind a block), `ITEM` of a container
+  when the op ran in the line, or `ATTRIBUTE` of a module, which the line assigns. Older recordings lack this key
 - `other_call`, where calls of the code differ: the program of a later call that is unlike this one, the second, without
   `modes`. Older recordings do not have this key
 
@@ -93,6 +100,7 @@ CPU_TENSOR = "staticmem::cpu_tensor"
 # the arguments of NOT_RECORDED
 SAVED_HOOKS, SELECTIVE, HOOKS, SCRIPTED = "saved_tensors_hooks", "context_fn", "hooks", "torch.jit.script"
 INNER = "create_graph"  # a gradient with a history reads what an op has kept beside its results
+DELETED, EMPTIED, ITEM, ATTRIBUTE, BEFORE = range(5)  # how a value of `unused` is let go of
 NO_GRAD = 1  # flag of an op: it runs under no_grad()
 AUTOCAST = {2: "bfloat16", 4: "float16"}  # flags of an op: the dtype of the region of torch.autocast that it runs in
 # flag of an op: behind it `torch.clear_autocast_cache` is called, as it is where the outermost region ends

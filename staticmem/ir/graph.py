@@ -57,6 +57,12 @@ class SourceLine:
     text: str
 
 
+# What holds a value: the name of a variable, of a container, or `self.x` of a module; what lets go of it; and the line.
+# That is "del" behind the line, "None" in its place there (in a loop), None "before" the line, "item" of a container in
+# the line, or "attribute", which the line assigns.
+Holder: TypeAlias = "tuple[str, str, SourceLine]"
+
+
 @record(frozen=True, slots=True)
 class AutocastRegion:
     """Ops [start, end) in all of which autocast is the same."""
@@ -305,6 +311,8 @@ class Recorded:
         other_call: the graph of a call that is unlike this one, of code that counts its calls or keeps more after each.
         input_embeddings: modules whose results `enable_input_require_grads()` of transformers makes require a gradient.
         requires_input_grads: that was called.
+        unused: values that the code holds and does not read again: the op after which each could end ("": before the
+            first), once all of its holders let go of it.
     """
 
     last_held: Mapping[str, int]
@@ -321,6 +329,7 @@ class Recorded:
     other_call: Graph | None = None
     input_embeddings: tuple[str, ...] = ()
     requires_input_grads: bool = False
+    unused: Mapping[str, tuple[str, tuple[Holder, ...]]] = field(default_factory=dict)
 
 
 def with_other_call(graph: Graph, other: Graph) -> Graph:

@@ -451,6 +451,13 @@ def _head_loss(preparation: Preparation) -> tuple[str, int | None] | None:
 
 STEP = (
     Pass(
+        "variables let go of",
+        "nothing that the file lost: values end after their last use whose variables the code is to let go of",
+        "a recording of the code",
+        "requested.let_go:let_go",
+        option=attrgetter("scenario.let_go"),
+    ),
+    Pass(
         "code of training alone",
         "the graph of inference, without lines that run in training alone: `... if self.training else None`",
         "torch/nn/modules/module.py, Module.train",
@@ -583,6 +590,7 @@ STEP = (
 
 
 _ON_RECORDINGS = (
+    "variables let go of",
     "products of experts",
     "batch norms in place",
     "trained parameters",
@@ -614,7 +622,7 @@ def run(passes: Iterable[Pass], graph: Graph, context: object) -> Graph:
             graph = each.edit(graph, (context,)) if each.has_work(graph) else graph
             continue
         given = each.option(context) if each.option is not None else True
-        if given not in (False, None) and each.has_work(graph):
+        if given not in (False, None, ()) and each.has_work(graph):
             facts = () if each.fact is None else (each.fact(context),)
             graph = graph.version(f"{each.name}: {given}", partial(each.edit, given=(given, *facts)))
     return graph

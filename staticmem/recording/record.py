@@ -209,6 +209,7 @@ class _Call:
             "targets": list(self.targets), "stacks": rows.stacks(list(self.stacks)),
             "functions": programs.functions, "programs": programs.programs,
             **({"halved": programs.halved} if programs.halved else {}), **input_embeddings(self.module),
+            **programs.of_code(),
         }  # fmt: skip
 
     def _add_halved(
@@ -292,6 +293,7 @@ class _Call:
             if training and self.loss is not None:
                 result = self.loss(result)
             watch.end_forward()
+            watch.note_holders(len(watch.program.ops))
             if training:
                 record_hooks(watch)
             program = watch.program

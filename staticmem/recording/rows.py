@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from staticmem.frontends import recording_format as written
 
 if TYPE_CHECKING:
+    from staticmem.recording.holders import Holder, Line
     from staticmem.recording.watch import Program
 
 
@@ -59,6 +60,8 @@ class Rows:
 
     def __init__(self, buffers: range, targets: Mapping[str, int]) -> None:
         self.buffers, self.targets = buffers, targets
+        self.lines: dict[Line, int] = {}  # of holders -> index
+        self.names: dict[str, int] = {}  # of variables -> index
         self._functions: dict[str, int] = {}  # their JSON -> index
         self._programs: Modes = {}
         self._halved: Modes = {}  # those of the module cast to 16 bits
@@ -76,6 +79,16 @@ class Rows:
 
     def function(self, row: dict[str, Any]) -> int:
         return self._functions.setdefault(json.dumps(row), len(self._functions))
+
+    def holder(self, holder: Holder) -> list[int]:
+        name, how, line = holder
+        return [self.names.setdefault(name, len(self.names)), how, self.lines.setdefault(line, len(self.lines))]
+
+    def of_code(self) -> dict[str, Any]:
+        """The tables of files, lines and names."""
+        files: dict[str, int] = {}
+        lines = [[files.setdefault(file, len(files)), *rest] for file, *rest in self.lines]
+        return {"files": list(files), "lines": lines, "names": list(self.names)} if lines else {}
 
     @property
     def programs(self) -> list[dict[str, Any]]:
@@ -114,6 +127,7 @@ class _Numbering:
             "output_shapes": program.output_shapes,
             "output_names": program.output_names if any(program.output_names) else [],
             "lasting": [self.number_of[v] for v in program.lasting if v in self.number_of],
+            "unused": self.unused(program),
         }
         return {key: value for key, value in row.items() if value}
 
@@ -166,6 +180,15 @@ class _Numbering:
                 rows.append([call - last, *numbers])
                 last = call
         return rows
+
+    def unused(self, program: Program) -> list[list[Any]]:
+        """Values that outlive their use, but for those that the caller gets."""
+        number_of, reads = self.number_of, program.last_reads
+        return [
+            [number_of[value], op - 1, [*map(self.rows.holder, holders)]]
+            for value, (op, holders) in program.unused.items()
+            if value in number_of and value not in program.outputs and reads.get(value, -1) < op
+        ]
 
     def new(self, value: int) -> int:
         number = self.number_of[value] = self.next

@@ -27,6 +27,7 @@ from staticmem.ops import lookup
 from staticmem.ops.tags import DATA_SIZED
 from staticmem.recording import gpu
 from staticmem.recording.device_answers import on_meta
+from staticmem.recording.holders import Holder, Holders
 from staticmem.recording.sizes import Sizes, number
 
 _MEMORY_FORMATS = {torch.preserve_format: "preserve_format", torch.contiguous_format: "contiguous_format",
@@ -60,6 +61,7 @@ class Program:
         self.output_shapes: list[list[Any]] = []
         self.output_names: list[str] = []  # what they are called in what the model returns
         self.dtypes: dict[int, str] = {}  # of values
+        self.unused: dict[int, tuple[int, list[Holder]]] = {}  # value -> the op at which only these hold it
         self.other_call: Program | None = None  # of a later call, where calls differ
 
     def let_go(self, values: Sequence[int]) -> None:
@@ -82,6 +84,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.program = Program()
         self.stacks: dict[tuple[int, str, str, int], int] = {}
         self.targets: dict[str, int] = {}
+        self.holders = Holders(root)
         self.values = 0
         self.layouts: dict[int, tuple[Any, ...]] = {}  # of values: shape, strides, offset
         self.dtypes: dict[int, str] = {}
@@ -356,6 +359,19 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.program.ops.append([number_of, self.stack, flags, args, kwargs, outputs])
         self.program.shapes.append([self.layouts[value][0] for value in outputs if value in self.layouts])
         self.program.released.append([])
+        if not self.in_backward:
+            self.note_holders(len(self.program.ops) - 1, outputs)
+
+    def note_holders(self, now: int, results: Sequence[int] = ()) -> None:
+        """Notes who holds the values that no op from `now` on has read or made: `results` are those of this op."""
+        program = self.program
+        reads = program.last_reads
+        tensors = {v: of() for v, of in self.watched_objects.items() if v not in results and reads.get(v, -1) < now}
+        free = self.holders.look(tensors)
+        for value in [v for v in program.unused if reads.get(v) == now or (v in tensors and v not in free)]:
+            del program.unused[value]
+        for value, holders in free.items():
+            program.unused.setdefault(value, (now, holders))
 
     def factory(self, tensor: torch.Tensor) -> int:
         """A tensor that code made where no op is seen (a copy from the CPU, functorch): an allocation at this point."""
@@ -414,6 +430,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
 
     def assigned(self, module: torch.nn.Module, name: str) -> None:
         """`module.name = ...`, which may have replaced a buffer."""
+        if not self.paused:
+            self.holders.assigned(module, name)
         if name in module._buffers and not self.paused:
             self.replaced |= self.buffers.keys() - self.registered(self.buffers).keys()
             self.let_go_of_replaced()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from staticmem.report.model import LetGo
 from staticmem.report.shown import Shown
 
 SCHEMA = "staticmem.fit/1"
@@ -92,7 +93,7 @@ class Fit(Shown):
 
     `samples` of a step over all devices. `allowed` are the changes of training that were allowed, of "precision",
     "optimizer" and "adapters"; `would_fit` those that would have to be allowed too, where that is enough. `assumed`:
-    what the card's size does not say, and what was asked and has no effect.
+    what the card's size does not say, and what was asked and has no effect. `let_go`: what the code could let go of.
     """
 
     kind: ClassVar[str] = "fit"
@@ -109,4 +110,5 @@ class Fit(Shown):
     allowed: tuple[str, ...]
     would_fit: tuple[str, ...]
     settings: tuple[Settings, ...]
+    let_go: tuple[LetGo, ...] = ()
     assumed: tuple[str, ...] = ()

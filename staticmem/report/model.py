@@ -389,6 +389,18 @@ class OwnerBytes:
 
 
 @guarded(frozen=True, slots=True)
+class LetGo:
+    """Variables to let go of after their last use: `does` is the line to write, `flags` ask for that step, which was
+    run, `live_bytes` is its peak, and `saved_bytes` what is saved."""
+
+    does: str
+    flags: str
+    live_bytes: int
+    saved_bytes: int
+    note: str
+
+
+@guarded(frozen=True, slots=True)
 class Textbook:
     """The textbook estimate of the same graph, for comparison: no lifetimes, every result added up. Bytes."""
 
@@ -402,7 +414,8 @@ class Textbook:
 @guarded(frozen=True, slots=True)
 class Report(Shown):
     """One step of one model. `alive` has every tensor alive at the peak, largest first; `top_tensors` is its head.
-    With `explain_peak`, `owners` says who holds them, and `modules` what the 30 modules hold whose owners hold most.
+    With `explain_peak`, `owners` says who holds them, and `modules` what the 30 modules hold whose owners hold most;
+    `let_go` has the variables that are worth letting go of.
 
     `meter` is what the bytes mean: "live" is the sum of live tensors, each rounded up to 512 bytes (docs/meters.md).
     """
@@ -431,6 +444,7 @@ class Report(Shown):
     generation: GenerationInfo | None = None
     owners: tuple[OwnerBytes, ...] = ()
     modules: tuple[OwnerBytes, ...] = ()
+    let_go: tuple[LetGo, ...] = ()
     alive: Sequence[TensorEntry] = field(default=(), metadata={"json": False})
     verdict_on: Callable[[str], str] | None = field(default=None, compare=False, repr=False, metadata={"json": False})
     graph_at: Callable[[int | str], Any] | None = field(

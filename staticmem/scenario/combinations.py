@@ -140,6 +140,7 @@ PACKED_BY_TORCHAO = side("quantize", _QUANTIZE, WEIGHT_ONLY)
 CHECKPOINT, CHECKPOINT_SAVE = side("checkpoint"), side("checkpoint_save")
 OFFLOAD = side("offload_activations", "--offload-activations {offload_activations}")
 INPLACE_ABN = side("inplace_abn")
+LET_GO = side("let_go")
 PROMPT, NEW_TOKENS = side("prompt"), side("new_tokens")
 DEVICES, STRATEGY = side("devices"), side("parallel")
 PARALLEL = side("parallel", "--parallel {parallel}")
@@ -279,7 +280,7 @@ STEPS: Table = {
         "How many tokens are cached decides the memory.",
         "Example: --mode generate --prompt 2048 --new-tokens 512",
     ),
-    Combination((COMPILE, STRATEGY, LORA, QUANTIZE), GENERATE, "SM124"): (
+    Combination((COMPILE, STRATEGY, LORA, QUANTIZE, LET_GO), GENERATE, "SM124"): (
         "Generation is predicted as eager PyTorch runs the exported decoder on one device.",
         "Leave {one} out.",
     ),
@@ -303,6 +304,7 @@ STEPS: Table = {
         "The loss would run inside of the compiled code, which is not covered.",
         "Use --loss cross-entropy, which runs after it.",
     ),
+    Combination(LET_GO, COMPILE, "SM287"): ("Compiled code has no variables.", "Leave one of them out."),
     Combination(OFFLOAD, COMPILE, "SM179"): (
         "What compiled code saves under hooks of saved tensors is not covered.",
         "Use --checkpoint, or --activation-memory-budget, which the compiler has itself.",

@@ -63,4 +63,4 @@ class DeviceOptions:
     def names_device(self) -> bool:
         """Whether an option was given that only a card or its software can refuse."""
         given = (self.gpu, self.alloc_conf, self.torch_version, self.module_loading, self.profile)
-        return any(value is not None for value in given) or self.cudnn != "tables"
+        return given != (None,) * len(given) or self.cudnn != "tables"

@@ -25,6 +25,12 @@ class Edits:
         False, LEVERS, "switch", "", "batch norms with their ReLU as InPlaceABN, which saves the result alone",
         details="mapillary's package. ReLU becomes leaky ReLU ([levers](levers.md#batch-norms-in-place))",
     )
+    let_go: str | tuple[str, ...] = option(
+        (), LEVERS, "names", "NAME|all", "variables that the model's code lets go of after their last use",
+        example="[conv5, skips@model.py:41]", training=False, needs="",
+        details="With the recording of `staticmem export`. `NAME@FILE:LINE` is one of several; `levers` lists "
+        "those that pay ([which del is worth what](liveness-graph.md#which-del-is-worth-what))",
+    )
     unfold_batchnorm: bool = option(
         False, STEP, "switch", "", "puts a batch norm behind every convolution with a bias",
         details="For files whose norms were folded away (an inference export analysed for training)",

@@ -108,7 +108,7 @@ class Request(
             object.__setattr__(self, "dims", {})
         if self.optim_args is not None:
             object.__setattr__(self, "optim_args", args_text(self.optim_args))
-        for name in ("checkpoint", "checkpoint_save", "input_grad", "optim_target_modules"):
+        for name in ("checkpoint", "checkpoint_save", "input_grad", "let_go", "optim_target_modules"):
             value = getattr(self, name)  # the command line and configs give lists
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         object.__setattr__(self, "optim_target_modules", split_targets(self.optim_target_modules))
@@ -268,7 +268,7 @@ _ORDER = (
     "loss target_length dtype amp sdpa compile compile_mode lora quantize kbit_training unfold_batchnorm "
     "inplace_activations method checkpoint checkpoint_every checkpoint_save checkpoint_segments checkpoint_sequential "
     "accumulate freeze weight_decay nesterov dampening amsgrad centered offload_optimizer offload_activations "
-    "inplace_abn grad_scaler set_to_none zero_grad clip_grad_norm input_grad retain_graph compile_optimizer "
+    "inplace_abn let_go grad_scaler set_to_none zero_grad clip_grad_norm input_grad retain_graph compile_optimizer "
     "activation_memory_budget backward outputs float32_outputs parallel devices expert_parallel context_parallel "
     "rotate_method"
 )

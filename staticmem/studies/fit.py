@@ -28,6 +28,7 @@ from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
 from staticmem.studies.fit_settings import Options, check_fit, commands, flags_of, settings_of, strategies_of
 from staticmem.studies.largest import LargestBatches
+from staticmem.studies.let_go import worth_letting_go
 from staticmem.studies.levers import (
     adapter_levers,
     changed_by_micro_batches,
@@ -97,6 +98,7 @@ class _Search:
         assumed = (*self.card.unsaid, *unused(asked, alone.notes))
         rest: dict[str, Any] = {"would_fit": (), "settings": (), "assumed": assumed, **more}
         samples = way.batch * way.accumulate * way.devices
+        rest["let_go"] = worth_letting_go(self.bench.ask(request))
         return Fit(
             SCHEMA,
             self.study.model.path,

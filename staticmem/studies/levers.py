@@ -11,16 +11,16 @@ from staticmem.devices.architectures import computes_in_bfloat16
 from staticmem.devices.gpus import Gpu, find
 from staticmem.errors import StaticmemError
 from staticmem.ir.graph import Graph
-from staticmem.liveness.intervals import added_by_held_outputs
 from staticmem.ops.registry import kinds_of
 from staticmem.passes.requested.layers import EMBEDDING, layers_of
 from staticmem.report.sweep import CANNOT_RUN, LEVERS_SCHEMA, NUMERICS, SAME, TRAINING, LeverRow, Levers
 from staticmem.scenario.adapters import ALL_LINEAR
 from staticmem.scenario.compiling import DEFAULT_MODE, WHOLE
 from staticmem.scenario.optimizers import APOLLO, COMPILED_OPTIMIZERS, FUSED, GALORE, OPTIMIZERS
-from staticmem.scenario.step import AFTER_FORWARD, DROPPED, FIRST, HELD, ON_GPU, PINNED
+from staticmem.scenario.step import AFTER_FORWARD, FIRST, ON_GPU, PINNED
 from staticmem.studies import Request, Study
 from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
+from staticmem.studies.let_go import letting_go
 from staticmem.studies.study import unused
 from staticmem.studies.trials import Lever, Trials
 
@@ -89,7 +89,7 @@ def candidates(study: Study) -> Iterator[Lever]:
     if scenario.cuda_graphs:
         note = "their pool keeps what eager code could use between them"
         yield Lever("compiled code without CUDA graphs", {"compile_mode": DEFAULT_MODE}, SAME, note)
-    yield from _outputs(study)
+    yield from letting_go(study)
     if scenario.training:
         yield from checkpoint_levers(study)
         yield from _offloading(study)
@@ -187,18 +187,6 @@ def _accumulation(study: Study) -> Iterator[Lever]:
 def changed_by_micro_batches(graph: Graph) -> str:
     """What smaller micro-batches of the same samples change: the statistics of batch norms, where there are any."""
     return TRAINING if any("batch_norm" in kinds_of(op.base) for op in graph.ops) else SAME
-
-
-def _outputs(study: Study) -> Iterator[Lever]:
-    """Where it pays: logits of a classifier are less than a thousandth of most peaks."""
-    lifetimes = study.lifetimes
-    if study.scenario.outputs == HELD and added_by_held_outputs(lifetimes) > lifetimes.peak_bytes // 100:
-        if study.scenario.training:
-            note = "del outputs before backward(), or a function that returns the loss alone"
-            yield Lever("drop the outputs before backward", {"outputs": DROPPED}, SAME, note)
-        else:
-            note = "del out at the end of the loop's body"
-            yield Lever("drop the outputs before the next call", {"outputs": DROPPED}, SAME, note)
 
 
 def _losses(study: Study) -> Iterator[Lever]:

@@ -11,9 +11,10 @@ from staticmem.errors import StaticmemError, UsageError, closest
 from staticmem.liveness.graph import ROOT, figures, freed_without, retaining, step_graph
 from staticmem.liveness.intervals import PEAK, WHOLE, Lifetimes
 from staticmem.liveness.keepers import Keepers, watched_step
-from staticmem.report.model import ModuleBytes, OwnerBytes, Report
+from staticmem.report.model import ModuleBytes, NoteInfo, OwnerBytes, Report
 from staticmem.report.verdict import plural
 from staticmem.report.why import SCHEMA, Chain, KeptTensor, Why
+from staticmem.studies.let_go import worth_letting_go
 from staticmem.studies.study import Study
 
 if TYPE_CHECKING:
@@ -44,9 +45,13 @@ class WatchedStudy:
 
 
 def with_owners(study: Study, report: Report) -> Report:
-    """The report with who holds what is alive at the peak."""
-    graph = WatchedStudy(study).graph(PEAK)
-    return replace(report, owners=owners_of(graph), modules=modules_of(graph))
+    """The report with who holds what is alive at the peak, and what the code could let go of."""
+    graph, notes = WatchedStudy(study).graph(PEAK), report.notes
+    if study.graph.recorded is None:
+        text = "which variables the code could let go of is known from a recording of it: staticmem export"
+        notes = (*notes, NoteInfo("SM288", text, 1))
+    rows = worth_letting_go(study)
+    return replace(report, owners=owners_of(graph), modules=modules_of(graph), let_go=rows, notes=notes)
 
 
 def owners_of(graph: nx.DiGraph) -> tuple[OwnerBytes, ...]:

@@ -31,7 +31,7 @@ VALUES: dict[str, Any] = {name: not one.default for name, one in OPTIONS.items()
     "lora": "r=4,alpha=8,targets=all-linear", "quantize": "nf4",
     "inplace_activations": "all", "method": None, "checkpoint": ("Block",), "checkpoint_every": 2,
     "checkpoint_save": ("mm",), "checkpoint_segments": "sqrt", "checkpoint_sequential": "layers", "accumulate": 4,
-    "freeze": "0", "weight_decay": 0.1, "dampening": 0.1,
+    "freeze": "0", "let_go": "x", "weight_decay": 0.1, "dampening": 0.1,
     "offload_activations": "pinned",
     "zero_grad": "after-forward", "input_grad": "all",
     "activation_memory_budget": 0.5,

@@ -8,6 +8,7 @@ from functools import partial
 from staticmem.errors import UsageError
 from staticmem.report.fit import Fit, Way
 from staticmem.report.formats import Format
+from staticmem.report.formats.report import let_go
 from staticmem.report.markdown import code, escape, table
 from staticmem.report.settings import LIBRARIES
 from staticmem.report.sweep import CANNOT_RUN, NUMERICS, TRAINING
@@ -32,6 +33,7 @@ def render(result: Fit, view: View = PLAIN) -> str:
     text.heading("A step on one device")
     text.columns([("", title, value) for title, value in costs(result, view)], right=(2,))
     text.add_assumptions(result.assumed)
+    let_go(text, result.let_go)
     if result.settings:
         text.heading("Settings")
         text.columns([_HEADS, *rows(result, view)], right=(2, 3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from staticmem.report.formats import Format
-from staticmem.report.model import BEYOND_LIVE, NoteInfo, Report, TensorEntry
+from staticmem.report.model import BEYOND_LIVE, LetGo, NoteInfo, Report, TensorEntry
 from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import (
     METER,
@@ -207,6 +207,19 @@ def _owners(text: Text, report: Report) -> None:
         if len(groups) > 1 and 20 * row.bytes >= report.peak.live_bytes:
             rows += [(f"  {style.plain(module or OUTSIDE)}", size(nbytes), "", "") for module, nbytes in groups]
     text.columns(rows, right=(1, 2), optional=(3,))
+    let_go(text, report.let_go, [note.text for note in report.notes if note.code == "SM288"])
+
+
+def let_go(text: Text, rows: Sequence[LetGo], unknown: Sequence[str] = ()) -> None:
+    """The lines to write, each with what the peak is then; `unknown`: why there may be others."""
+    size, lines = text.view.size, []
+    for row in rows:
+        peak = f"peak -{size(row.saved_bytes)}, {size(row.live_bytes)} then"
+        lines.append(f"{row.does}: {peak}{f' ({row.note})' if row.note else ''}")
+    if lines or unknown:
+        text.heading("What the code could let go of")
+    for line in (*lines, *unknown):
+        text.wrap(line, indent="    ", first="  - ")
 
 
 def by_outer_module(by_module: Mapping[str, int], least: float = 0.1) -> list[tuple[str, int]]:

@@ -29,7 +29,7 @@ from staticmem.units import GIB
 # levers of a model's code, which a graph does not have, or of other packages
 _REFUSED = (
     "checkpoint", "checkpoint_segments", "parallel", "offload_optimizer", "grad_scaler", "compile", "compile_mode",
-    "compile_optimizer", "offload_activations", "inplace_abn", "float32_outputs",
+    "compile_optimizer", "offload_activations", "inplace_abn", "float32_outputs", "let_go",
 )  # fmt: skip
 CODE_OPTIONS = (
     *_REFUSED,

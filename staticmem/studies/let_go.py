@@ -1,0 +1,117 @@
+"""Which variables are worth letting go of: what lives on after its last use because the code still names it.
+
+A recording says what holds each such value. What holds the same values is let go of together, and the step is run again
+without them: a peak that moves elsewhere, or does not move, is seen. The training loop's own variable of the outputs
+is among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from staticmem.engine.shapes import value_infos
+from staticmem.ir.graph import Graph, Holder
+from staticmem.liveness.intervals import added_by_held_outputs
+from staticmem.passes.requested.let_go import key_of, unused_values
+from staticmem.report.model import LetGo
+from staticmem.report.sweep import SAME
+from staticmem.scenario.request import as_flags
+from staticmem.scenario.step import DROPPED, HELD
+from staticmem.studies.study import Study
+from staticmem.studies.trials import Lever
+
+MOST = 8  # groups of variables that are tried, those with the most bytes
+LEAST = 1000  # of the peak, one part of so many: what saves less is not told
+LIMIT = 100_000  # ops over all steps that are run for them; a step of an op takes about 0.1 ms
+
+
+def worth_letting_go(study: Study) -> tuple[LetGo, ...]:
+    """What `letting_go` says with the peaks, those that save most first."""
+    before, request = study.lifetimes.peak_bytes, study.request
+    rows = []
+    for lever in letting_go(study):
+        peak = study.ask(replace(request, gpu=None, **lever.options)).lifetimes.peak_bytes
+        if peak < before:
+            rows.append(LetGo(lever.does, as_flags(lever.options), peak, before - peak, lever.note))
+    return tuple(sorted(rows, key=lambda row: (row.live_bytes, row.does)))
+
+
+def _outputs(study: Study) -> Iterator[Lever]:
+    """Where it pays: logits of a classifier are less than a thousandth of most peaks."""
+    lifetimes = study.lifetimes
+    if study.scenario.outputs == HELD and added_by_held_outputs(lifetimes) > lifetimes.peak_bytes // 100:
+        moment, note = "the next call", "del out at the end of the loop's body"
+        if study.scenario.training:
+            moment, note = "backward", "del outputs before backward(), or a function that returns the loss alone"
+        yield Lever(f"drop the outputs before {moment}", {"outputs": DROPPED}, SAME, note)
+
+
+def letting_go(study: Study) -> Iterator[Lever]:
+    """Changes of the code that let go of a variable, each of which makes the peak smaller."""
+    yield from _outputs(study)
+    request = study.request
+    if request.compile or study.graph.recorded is None:
+        return
+    groups = _groups(study.result.graph, study.scenario.training)
+    most = min(MOST, max(1, LIMIT // (2 * max(len(study.graph.ops), 1))))
+    note = f"the largest {most} of {len(groups)} were tried" if len(groups) > most else ""
+    groups = groups[:most]
+
+    def peak_without(some: Sequence[Mapping[str, Holder]]) -> int:
+        asked = sorted({*request.let_go, *(key for group in some for key in group)})
+        return study.ask(replace(request, gpu=None, let_go=tuple(asked))).lifetimes.peak_bytes
+
+    before = study.lifetimes.peak_bytes - study.lifetimes.peak_bytes // LEAST
+    least = peak_without(groups) if groups else before
+    if least >= before:  # fewer cannot do what all do not
+        return
+    alone = [peak_without([group]) for group in groups]
+    needed = groups
+    for group in reversed(groups):
+        fewer = [one for one in needed if one is not group]
+        if fewer and peak_without(fewer) == least:
+            needed = fewer
+    together = [needed] if len(needed) > 1 and least < min(alone) else []
+    for some in (*together, *([group] for group, peak in zip(groups, alone, strict=True) if peak < before)):
+        holders = {key: holder for group in some for key, holder in group.items()}
+        yield Lever(_does(holders.values()), {"let_go": (*request.let_go, *sorted(holders))}, SAME, note)
+
+
+def _groups(graph: Graph, training: bool) -> list[dict[str, Holder]]:
+    """What has to let go together, by what asks for it: that of the most bytes first."""
+    infos = value_infos(graph, training)
+    holders: dict[int, dict[str, Holder]] = {}
+    sizes: dict[int, int] = {}
+    for name, (_, row) in unused_values(graph).items():
+        if name in infos:
+            storage = infos[name].storage
+            holders.setdefault(storage, {}).update({key_of(holder): holder for holder in row})
+            sizes[storage] = max(sizes.get(storage, 0), infos[name].nbytes)
+    groups: dict[tuple[str, ...], int] = {}
+    for storage, named in holders.items():
+        groups[tuple(sorted(named))] = groups.get(tuple(sorted(named)), 0) + sizes[storage]
+    groups.pop((), None)
+    by_key = {key: holder for named in holders.values() for key, holder in named.items()}
+    return [{key: by_key[key] for key in keys} for keys in sorted(groups, key=lambda keys: (-groups[keys], keys))]
+
+
+_TEXTS = {
+    "del": "del {} behind line {} of {}",
+    "None": "{} = None behind line {} of {}",
+    "before": "{} = None before line {} of {}",
+    "item": "let go of items of {} in line {} of {} (pop)",
+    "attribute": "do not keep {}, which line {} of {} assigns",
+}
+
+
+def _does(holders: Collection[Holder]) -> str:
+    """The lines to write; variables of one line share it."""
+    places: dict[tuple[str, int, str], dict[str, None]] = {}
+    for name, how, line in sorted(holders, key=lambda holder: (holder[2].file, holder[2].line, holder[0])):
+        places.setdefault((line.file, line.line, how), {})[name] = None
+    parts = []
+    for (file, number, how), named in places.items():
+        joined = (" = " if how in ("None", "before") else ", ").join(named)
+        parts.append(_TEXTS[how].format(joined, number, file))
+    return "; ".join(parts)
