@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_INTEGER = 2**63 - 1  # what an int64 of the schema holds
-MALFORMED = (
-    KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError,
-)  # fmt: skip
+MALFORMED = (KeyError, IndexError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 """What code that trusts the schema raises where a file breaks it."""
 
 

@@ -35,7 +35,7 @@ from staticmem.ir.graph import (
     SourceLine,
     Value,
     with_other_call,
-)  # fmt: skip
+)
 from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, check_conditions, export_command
 
 _HALVES = {dtype.name: dtype for dtype in dtypes.HALVES}

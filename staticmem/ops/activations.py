@@ -39,12 +39,11 @@ _OTHERS = (
     Unary("sigmoid", "SigmoidBackward0", fused("sigmoid_backward", "result"), also="special_expit"),
     Unary("tanh", "TanhBackward0", fused("tanh_backward", "result")),
     Unary("gelu", "GeluBackward0", fused("gelu_backward", "self")),
-    Unary("softplus", "SoftplusBackward0", fused("softplus_backward", "self", first=True), "float32",
-          in_place=False),
+    Unary("softplus", "SoftplusBackward0", fused("softplus_backward", "self", first=True), "float32", in_place=False),
     Unary("softshrink", "SoftshrinkBackward0", fused("softshrink_backward", "self"), in_place=False),
     Unary("hardshrink", "HardshrinkBackward0", fused("hardshrink_backward", "self"), in_place=False),
     Unary("log_sigmoid", "LogSigmoidBackward0", fused("log_sigmoid_backward", "self"), in_place=False),
-)  # fmt: skip
+)
 for _row in _BY_ARGUMENT:
     define_unary(_row, ("activation",))
 for _row in _OTHERS:

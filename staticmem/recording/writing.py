@@ -66,9 +66,7 @@ def onnx_bytes(program: Any, *, stack_traces: bool, extra: Mapping[str, str] | N
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exported = torch.onnx.export(
-            program, dynamo=True, optimize=False, verify=False, verbose=False
-        )  # fmt: skip
+        exported = torch.onnx.export(program, dynamo=True, optimize=False, verify=False, verbose=False)
     assert exported is not None
     model, weights = exported.model, set(program.state_dict)
     model.metadata_props.update(extra or {})

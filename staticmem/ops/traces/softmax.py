@@ -75,9 +75,7 @@ def log_softmax_(t: Tracer, self: Node, dim: int, half_to_float: bool) -> Node:
 
     def gradient(grad: Node) -> Node:
         grad = t.opmath(grad)
-        product = t.pointwise(
-            "aten::mul.Tensor", t.pointwise("aten::exp", t.opmath(out)), t.sum(grad, (dim,), True)
-        )  # fmt: skip
+        product = t.pointwise("aten::mul.Tensor", t.pointwise("aten::exp", t.opmath(out)), t.sum(grad, (dim,), True))
         return t.cast(t.pointwise("aten::sub.Tensor", grad, product), self.dtype)
 
     return t.derive(out, self, gradient)

@@ -190,9 +190,7 @@ def unfold(t: Tracer, self: Node, dimension: int, size: int, step: int) -> Node:
         raise ValueError(f"windows of {size}, {step} apart, in a dimension with {self.shape[dim]}")
     shape, strides = list(self.shape), list(self.strides)
     shape[dim], strides[dim] = (self.shape[dim] - size) // step + 1, strides[dim] * step
-    out = t.new(
-        "aten::unfold", (self, dim, size, step), (*shape, size), self.dtype, (*strides, self.strides[dim])
-    )  # fmt: skip
+    out = t.new("aten::unfold", (self, dim, size, step), (*shape, size), self.dtype, (*strides, self.strides[dim]))
     if t.grad_enabled and t.needs_grad(self):
         raise ValueError("the backward of unfold is not traced")
     return out

@@ -29,9 +29,7 @@ def render(sweep: Sweep, view: View = PLAIN) -> str:
     footer = f"<footer>staticmem · {esc(sweep.schema)} · one file, no network</footer>"
     body = f'<main id="main">{hero}{_charts(sweep, view)}{_table(sweep, view)}</main>{footer}'
     blocks = data("sm-sweep", "application/json", json_text(to_json(sweep)))
-    return page(
-        "sweep · staticmem", body, styles=("report.css", "sizing.css"), scripts=("sort.js",), blocks=blocks
-    )  # fmt: skip
+    return page("sweep · staticmem", body, styles=("report.css", "sizing.css"), scripts=("sort.js",), blocks=blocks)
 
 
 def fragment(sweep: Sweep) -> str:
