@@ -40,6 +40,7 @@ class JointGraph(NodeGraph):
         static_primals: those of `primals` that the module owns, parameters and buffers, which live on whether they are
             saved or not (`static_lifetime_input_nodes` of torch/_functorch/partitioners.py).
         fallbacks: how many calls of an op are one extern call because the op has no trace (`aot.fallback`).
+        choices: of kernels, as the tracer has them; passes over the graph add theirs.
     """
 
     forward_outputs: int = 0
@@ -47,6 +48,7 @@ class JointGraph(NodeGraph):
     tangents: tuple[Node, ...] = ()
     static_primals: tuple[Node, ...] = ()
     fallbacks: Mapping[str, int] = field(default_factory=dict)
+    choices: list[tuple[str, str]] = field(default_factory=list)
 
 
 @record(frozen=True)

@@ -116,6 +116,7 @@ class CompiledCall:
         recomputed_bytes: of the values that the backward computes again and would read from memory else.
         graphs: what other plans of the same region are made from.
         on_ctx: how many of `saved`, the last ones, are attributes of the `ctx` of custom autograd functions.
+        choices: of kernels: what was chosen, and why.
         written_inputs, unsafe_ops: why a CUDA graph of it is not recorded, or cut (`compiler.region`); only asked
             where it is to be one.
         recomputed_flops: of the products, convolutions and attentions that it computes again.
@@ -137,3 +138,4 @@ class CompiledCall:
     unsafe_ops: tuple[str, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
     on_ctx: int = 0
+    choices: tuple[tuple[str, str], ...] = ()

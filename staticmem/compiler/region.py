@@ -69,7 +69,7 @@ def compile_region(
         return CompiledCall(
             start, end, tuple([node.name for node in joint.primals]), outputs, forward, None,
             padded=padded_products(joint, autotuned=autotuned), notes=(*notes, *forward.notes), graphs=graphs,
-            written_inputs=written, unsafe_ops=unsafe,
+            written_inputs=written, unsafe_ops=unsafe, choices=tuple(joint.choices),
         )  # fmt: skip
     parts = graphs.parts
     return CompiledCall(
@@ -79,7 +79,7 @@ def compile_region(
         recomputed_bytes=recomputed_bytes(parts), recomputed_flops=sum(map(flops, parts.recomputed)),
         padded=padded_products(parts.forward, parts.backward, autotuned=autotuned),
         notes=(*notes, *forward.notes, *backward.notes), graphs=graphs,
-        written_inputs=written, unsafe_ops=unsafe,
+        written_inputs=written, unsafe_ops=unsafe, choices=tuple(joint.choices),
     )  # fmt: skip
 
 

@@ -152,6 +152,7 @@ class CompiledStretch:
             raise interpreter.explained(interpreter.graph.ops[self.start], error) from error
         e.close_scope()
         interpreter.coverage.covered.update(self.covered)
+        e.choices.update(self.call.choices)
         self._release(interpreter)
 
     def _release(self, interpreter: Interpreter) -> None:

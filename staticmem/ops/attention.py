@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
@@ -168,6 +168,20 @@ def _refusal(
 
 
 _UNALIGNED = ("efficient takes heads of a multiple", "efficient was asked for, but takes heads of a multiple")
+Call: TypeAlias = tuple[Operand, Operand, Operand, Operand | None, float, bool, bool, bool]  # see `choose_kernel`
+
+
+def decide_kernel(sdpa: str, given: Call, asked: str = "asked for") -> Choice:
+    """The kernel that runs under `--sdpa`; the reason says where cards before compute capability 8.0 run another."""
+    choice, other = choose_kernel(*given), ""
+    if sdpa != "auto":
+        why_not = refusal(sdpa, *given)
+        choice = Choice(sdpa, asked) if why_not is None else Choice(choice.kernel, why_not)
+    if choice.kernel == "flash" and given[0].shape[-1] % 8:
+        other = registry.PADDED_HEADS
+    elif choice.kernel == "math" and given[0].dtype is dtypes.float32 and choice.reason.startswith(_UNALIGNED):
+        other = registry.ANY_HEADS
+    return Choice(choice.kernel, choice.reason + other)
 
 
 def _refusal_of(
@@ -220,15 +234,11 @@ def scaled_dot_product_attention(
         dropout_p = 0.0
     records, mask_grad = e.needs_grad(query, key, value), attn_mask is not None and attn_mask.requires_grad
     given = (query, key, value, attn_mask, dropout_p, is_causal, records, mask_grad)
-    choice = choose_kernel(*given)
+    asked = "asked for" if e.torch >= DEFAULTS_CHANGED else "asked for, or before PyTorch 2.0"
+    choice = decide_kernel(e.sdpa, given, asked)
+    e.choices[f"scaled_dot_product_attention runs its {choice.kernel} kernel", choice.reason] += 1
     if attn_mask is not None and attn_mask.dtype is dtypes.bool_:
         attn_mask = _float_mask(e, attn_mask, query)
-    if e.sdpa != "auto":
-        why_not = refusal(e.sdpa, *given)
-        asked = "asked for" if e.torch >= DEFAULTS_CHANGED else "asked for, or before PyTorch 2.0"
-        choice = Choice(e.sdpa, asked) if why_not is None else Choice(choice.kernel, why_not)
-    reason = choice.reason + _before_ampere(choice, query)
-    e.choices[f"scaled_dot_product_attention runs its {choice.kernel} kernel", reason] += 1
     if choice.kernel == "math":
         return _math(e, query, key, value, attn_mask, dropout_p, is_causal)
     if choice.kernel == "efficient":
@@ -238,14 +248,6 @@ def scaled_dot_product_attention(
         query, key, value = (pad(e, t, (0, 8 - head % 8)) for t in (query, key, value))
         return slice_(e, _fused(e, query, key, value, attn_mask, choice.kernel), -1, 0, head)
     return _fused(e, query, key, value, attn_mask, choice.kernel)
-
-
-def _before_ampere(choice: Choice, query: Tensor) -> str:
-    if choice.kernel == "flash" and query.shape[-1] % 8:
-        return registry.PADDED_HEADS
-    if choice.kernel == "math" and query.dtype is dtypes.float32 and choice.reason.startswith(_UNALIGNED):
-        return registry.ANY_HEADS
-    return ""
 
 
 def _float_mask(e: Eager, mask: Tensor, query: Tensor) -> Tensor:

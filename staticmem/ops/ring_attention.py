@@ -24,7 +24,7 @@ from staticmem.eager.tensor import Tensor
 from staticmem.errors import DimensionError, UsageError
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Arg, Op
-from staticmem.ops.attention import choose_kernel, kernel_gradients, kernel_results, refusal
+from staticmem.ops.attention import decide_kernel, kernel_gradients, kernel_results
 from staticmem.ops.experts import ALL_TO_ALL
 from staticmem.ops.pointwise import grad_of
 from staticmem.ops.rearranging import pad
@@ -61,14 +61,12 @@ def ring_attention(
             "Leave --context-parallel out.",
             code="SM243",
         )
-    given = (query, key, value, None, dropout_p if e.training else 0.0, True, e.needs_grad(query, key, value))
-    choice = choose_kernel(*given)
-    kernel, reason = choice.kernel, choice.reason
-    if e.sdpa != "auto":
-        why_not = refusal(e.sdpa, *given)
-        kernel, reason = (e.sdpa, "asked for") if why_not is None else (kernel, why_not)
-    _check(kernel, reason, query.shape[-2], ranks)
-    e.choices[f"scaled_dot_product_attention runs its {kernel} kernel", reason] += 1
+    records = e.needs_grad(query, key, value)
+    given = (query, key, value, None, dropout_p if e.training else 0.0, True, records, False)
+    choice = decide_kernel(e.sdpa, given)
+    kernel = choice.kernel
+    _check(kernel, choice.reason, query.shape[-2], ranks)
+    e.choices[f"scaled_dot_product_attention runs its {kernel} kernel", choice.reason] += 1
     ring = _Ring(kernel, ContextShare(ranks, rank, rotate))
     head = query.shape[-1]
     if kernel != "efficient" and head % 8:  # padded outside of the kernel, as for one device

@@ -60,6 +60,7 @@ class Tracer:
             torch/_functorch/config.py), so that sums of autograd's own have float32 results.
         writes: buffers of the module that take a new value when the forward is over.
         fallbacks: how many calls of an op are one extern call for want of a trace (`aot.fallback`).
+        choices: of kernels: what was chosen, and why.
     """
 
     def __init__(self, training: bool) -> None:
@@ -68,6 +69,7 @@ class Tracer:
         self.training = self.grad_enabled = training
         self.writes: dict[Node, Node] = {}
         self.fallbacks: dict[str, int] = {}
+        self.choices: list[tuple[str, str]] = []
         self.sdpa = "auto"
         self.autocast = False
         self._tape: list[Entry] = []

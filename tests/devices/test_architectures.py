@@ -110,6 +110,11 @@ def test_heads_of_attention_that_old_cards_run_in_another_kernel() -> None:
         (12, "t4", {}), (6, "a10", {}), (6, "t4", {"sdpa": "math"}),
     ):  # fmt: skip
         assert obstacle(width, gpu, **words) == ""
+    # compiled code calls the same kernels
+    assert "--sdpa math is what it runs" in obstacle(12, "t4", amp="fp16", compile=True)
+    assert "in place of the math kernel" in obstacle(6, "v100-16gb", compile=True)
+    assert obstacle(12, "a10", amp="fp16", compile=True) == ""
+    assert obstacle(6, "t4", compile=True, sdpa="math") == ""
 
 
 def sized(**words: object) -> Sizing:

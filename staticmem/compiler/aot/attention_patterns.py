@@ -110,14 +110,14 @@ def _graphs(training: bool) -> tuple[_Graph, ...]:
     )
 
 
-def fuse_attention(graph: GraphEditor, training: bool) -> None:
-    """Replaces what is written out, wherever a pattern fits."""
+def fuse_attention(graph: GraphEditor, training: bool, choices: list[tuple[str, str]]) -> None:
+    """Replaces what is written out, wherever a pattern fits, and adds the kernels of the calls to `choices`."""
     for node in list(graph):
         if node.target == "aten::amax" and graph.alive(node) and is_widened(node.args[0]):
             for pattern in _graphs(training):
                 match = _Match(pattern, graph)
                 if match.fits(node):
-                    _replace(match)
+                    _replace(match, choices)
                     break
 
 
@@ -206,14 +206,14 @@ class _Match:
         )
 
 
-def _replace(match: _Match) -> None:
+def _replace(match: _Match, choices: list[tuple[str, str]]) -> None:
     pattern, graph, node_of = match.pattern, match.graph, match.node_of
     result = node_of[pattern.outputs[0]]
     given = [node_of[of] for of in pattern.given]
     mask = None if pattern.mask is None else node_of[pattern.mask]
     p = float(match.numbers.get(_DROPOUT, 0.0))
     t = Tracer(pattern.training)
-    t.op, t.region = result.op, result.must_recompute
+    t.op, t.region, t.choices = result.op, result.must_recompute, choices
     for node in given if pattern.training else ():
         t.leaf(node)
     fused = pattern.pattern.replace(t, given[0], given[1], given[2], mask, match.numbers[_SCALE], p)

@@ -251,7 +251,8 @@ class _Trace:
             t.node("aten::copy_", (placeholder, value), placeholder.form)
         nodes = (*primals, *tangents, *[node for node in t.nodes if node.target != PLACEHOLDER])
         every = (*returned, *[gradients.get(node) for node in primals])
-        return JointGraph(nodes, every, len(returned), primals, tuple(tangents), tuple(self.owned), dict(t.fallbacks))
+        owned, count = tuple(self.owned), len(returned)
+        return JointGraph(nodes, every, count, primals, tuple(tangents), owned, t.fallbacks, t.choices)
 
     def _upcast(self, op: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """A cast to float32 that did nothing in the export: inside the module its name is the copy, outside the input

@@ -46,7 +46,8 @@ def run_joint_passes(joint: AnyGraph) -> AnyGraph:
     remove_no_ops(graph)
     fold(graph)
     _rewrite(graph, _same_view, _pair_of_views, _pair_of_permutes)
-    _fuse_attention(graph, isinstance(joint, JointGraph) and bool(joint.tangents))
+    if isinstance(joint, JointGraph):
+        _fuse_attention(graph, joint)
     _rewrite(graph, _pair_of_casts, _one_product, _scatter_into_constant)
     _rewrite(graph, stable_scaled_softmax)
     return replace(joint, nodes=tuple(graph.finish()), outputs=tuple(graph.outputs))
@@ -61,12 +62,12 @@ def _rewrite(graph: GraphEditor, *patterns: Callable[[GraphEditor, Node], None])
                 pattern(graph, node)
 
 
-def _fuse_attention(graph: GraphEditor, training: bool) -> None:
+def _fuse_attention(graph: GraphEditor, joint: JointGraph) -> None:
     for node in graph:
         if node.target == "aten::amax" and is_widened(node.args[0]):
             from staticmem.compiler.aot.attention_patterns import fuse_attention  # few models have it written out
 
-            fuse_attention(graph, training)
+            fuse_attention(graph, bool(joint.tangents), joint.choices)
             return
 
 

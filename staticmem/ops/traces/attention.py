@@ -22,7 +22,7 @@ from staticmem.eager import strides as layout
 from staticmem.eager.strides import Form
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
-from staticmem.ops.attention import choose_kernel, like_query, refusal
+from staticmem.ops.attention import decide_kernel, like_query
 from staticmem.ops.traces import views
 from staticmem.ops.traces.arithmetic import add, mul, mul_scalar
 from staticmem.ops.traces.casts import to_copy
@@ -48,17 +48,16 @@ def scaled_dot_product_attention(
     dropout_p = dropout_p if t.training else 0.0
     records = t.grad_enabled and t.needs_grad(query, key, value)
     asked = (query, key, value, attn_mask, dropout_p, is_causal, records, t.needs_grad(attn_mask))
-    kernel = choose_kernel(*asked).kernel
-    if t.sdpa != "auto" and refusal(t.sdpa, *asked) is None:
-        kernel = t.sdpa
+    choice = decide_kernel(t.sdpa, asked)
+    t.choices.append((f"scaled_dot_product_attention runs its {choice.kernel} kernel", choice.reason))
     mask = attn_mask
     if mask is not None and mask.dtype is dtypes.bool_:
         mask = _float_mask(t, mask, query.dtype)
-    if kernel == "math":
+    if choice.kernel == "math":
         return _math(t, query, key, value, mask, dropout_p, is_causal, scale)
-    if kernel == "flash":
+    if choice.kernel == "flash":
         return _padded_flash(t, query, key, value, dropout_p, is_causal, scale)
-    if kernel == "cudnn":
+    if choice.kernel == "cudnn":
         out: Node = cudnn(t, query, key, value, mask, records, dropout_p, is_causal, scale=scale)[0]
         return out
     if mask is not None:

@@ -67,6 +67,7 @@ def test_training_in_bfloat16(kind: str, kernel: str | None) -> None:
     made = attention(kind, bfloat16, training=True)
     expected = [] if kernel is None else [f"{kernel}_attention", f"{kernel}_attention_backward"]
     assert kernels(made) == expected
+    assert [what.split()[3] for what, _ in made.choices] == ([] if kernel is None else [kernel])
     if kernel is not None:
         assert "aten::amax" not in [node.target for node in made.nodes]
         seen = set()
