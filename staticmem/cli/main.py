@@ -11,13 +11,13 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from itertools import pairwise
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -197,9 +197,7 @@ def print_error(error: StaticmemError, verb: str = "", argv: Sequence[str] = ())
 
 def _asks_for_json(argv: Sequence[str]) -> bool:
     """Whether the format is JSON, in a command line that may not be one that is understood."""
-    formats = [word for flag, word in pairwise(argv) if flag in ("-f", "--format")]
-    joined = [word.removeprefix("--format=") for word in argv if word.startswith("--format=")]
-    return "json" in (*formats, *joined) or "-fjson" in argv
+    return re.search(r"\s(-f\s?|--format[\s=])json\s", f" {' '.join(argv)} ") is not None
 
 
 # -- the process: streams that may be closed or full, and the signal that asks it to end

@@ -218,11 +218,12 @@ def free_graph(e: Eager, roots: Iterable[Tensor]) -> None:
     stack = [root.grad_fn for root in roots if root.grad_fn is not None]
     while stack:
         node = stack.pop()
-        if node.edges is _RAN or node.leaf is not None:
+        if node.edges is _RAN:
             continue
         e.forget(node)
         stack += [edge[0] for edge in node.edges if edge is not None]
-        node.edges, node.formulas = _RAN, ()
+        if node.leaf is None:
+            node.edges, node.formulas = _RAN, ()
 
 
 def _count_dependencies(root: Node) -> None:

@@ -173,7 +173,9 @@ def call_again(e: Eager, call: Call, operands: Sequence[Tensor], keeps_scope: bo
                 operand = operands[edge]
                 parent = operand.grad_fn
                 if parent is None:
-                    edges.append(gradient_edge(operand))
+                    edges.append(leaf := gradient_edge(operand))
+                    if leaf is not None:
+                        e.refer_to(leaf[0])
                 else:
                     parent.refs += 1
                     number = operand.output_nr

@@ -320,7 +320,7 @@ class Eager:
             node.refs -= 1
             if node.refs == 0:
                 self.forget(node)
-                stack.extend(edge[0] for edge in node.edges if edge is not None and edge[0].leaf is None)
+                stack.extend(edge[0] for edge in node.edges if edge is not None)
 
     def _save(self, node: Node, storages: Sequence[Storage]) -> None:
         """Saves storages: a SavedVariable of a node's own output keeps no reference to the node."""
@@ -427,8 +427,14 @@ class Eager:
 
     def _add_edge(self, node: Node, edge: tuple[Node, int] | None) -> None:
         node.edges.append(edge)
-        if edge is not None and edge[0].leaf is None:
-            edge[0].refs += 1
+        if edge is not None:
+            self.refer_to(edge[0])
+
+    def refer_to(self, node: Node) -> None:
+        """Another node has an edge to this one from now on."""
+        if node.keeps_leaf and node.refs == 0 and node.leaf is not None:
+            self._save(node, (node.leaf.storage,))
+        node.refs += 1
 
     def mutate(self, tensor: Tensor) -> Tensor:
         """Marks the tensor that the op now being recorded writes to."""
@@ -461,7 +467,7 @@ class Eager:
             parent, number = fresh, 0
         self.set_grad_fn(view, parent, number)
         for edge in node.edges:  # the node dies: it was made for the view as it was
-            if edge is not None and edge[0].leaf is None:
+            if edge is not None:
                 self._unref(edge[0])
         node.edges = []
 

@@ -176,7 +176,9 @@ class Selecting(Protocol):
 class Node:
     """A backward node: edges to the producers of its inputs, what it saves, its formulas."""
 
-    __slots__ = tuple("dependencies edges formulas hold leaf metadata name op packed refs saved sequence".split())
+    __slots__ = tuple(
+        "dependencies edges formulas hold keeps_leaf leaf metadata name op packed refs saved sequence".split()
+    )
 
     def __init__(self, name: str, sequence: int, op: int) -> None:
         self.name, self.sequence, self.op = name, sequence, op
@@ -189,6 +191,7 @@ class Node:
         self.refs = 0
         self.dependencies = 0  # while a backward runs: gradients that have not come yet
         self.leaf: Tensor | None = None  # the parameter of an AccumulateGrad
+        self.keeps_leaf = False  # the code made the leaf, which lives as long as other nodes refer to this one
 
     def __repr__(self) -> str:
         return f"Node({self.name} #{self.sequence})"

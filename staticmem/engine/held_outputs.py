@@ -159,7 +159,7 @@ class PreviousLoss(Feature):
             return True
         if any("keeps_on_ctx" in kinds_of(base) for base in graph.bases):
             return True
-        return any(op.target == REQUIRES_GRAD and op.kwargs for op in graph.ops)
+        return any(op.target == REQUIRES_GRAD for op in graph.ops)
 
     def end_step(self) -> None:
         if self.of_graph is None:

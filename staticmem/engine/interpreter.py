@@ -88,6 +88,7 @@ class Interpreter:
         self.assigned_after: dict[int, list[str]] = {}  # names of such results, by the op that ends their statement
         self.keeps_values = True  # `env` has them after their last use
         self.made_leaves = Owner(Reason.AUTOGRAD, "leaves")  # tensors that a hook of a module made require a gradient
+        self.code_leaves: list[Tensor] = []  # those that the code made require one: the graph of the loss may have them
         self.index = 0
         self.reruns = False  # ops that a checkpoint recomputes
         self.signatures: list[Signature | Literal[False] | None] = [None] * len(graph.ops)

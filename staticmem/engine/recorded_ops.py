@@ -58,6 +58,10 @@ def _run_autograd(interpreter: Interpreter, op: Op) -> None:
         results = run_autograd(e, op.target, args)
         if "leaf" in op.kwargs:  # autograd's node for its gradient holds it
             e.hold(args[0], interpreter.made_leaves)
+        elif op.target == written.REQUIRES_GRAD and args[0].requires_grad and args[0].grad_fn is None:
+            gradient_edge(args[0])
+            args[0].accumulate.keeps_leaf = True
+            interpreter.code_leaves.append(args[0])
     except (ValueError, *BAD_ARGUMENTS) as error:
         raise interpreter.explained(op, error) from error
     for name, tensor in zip(op.outputs, results, strict=False):
@@ -113,6 +117,7 @@ class Interpreter(Protocol):
     attributes: dict[str, Owner]
     model: Owner
     made_leaves: Owner
+    code_leaves: list[Tensor]
     compiled: Sequence[Any]
 
     def arguments(self, op: Op) -> list[Any]: ...

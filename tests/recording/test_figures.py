@@ -79,6 +79,21 @@ def test_gradients_with_a_history(function: Callable[[Any], Any], optimizer: str
     assert figure(Penalised, optimizer) == real_steps.peak(Penalised, [(512, WIDTH)], optimizer=optimizer)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_leaf_that_the_code_makes(optimizer: str) -> None:
+    """The loss of the step before has it, and its gradient, until the next loss is there (a gradient penalty)."""
+
+    class Mixed(Coded):
+        def middle(self, x: Any) -> Any:
+            with torch.enable_grad():
+                mixed = (x * 0.5).detach().requires_grad_()
+                scores = self.inner(torch.nn.functional.leaky_relu(self.inner(mixed)))
+                (grad,) = torch.autograd.grad(scores.sum(), mixed, create_graph=True)
+            return (self.inner(x) + (grad.norm(2, dim=1) - 1).pow(2).mean()).exp()
+
+    assert figure(Mixed, optimizer) == real_steps.peak(Mixed, [(512, WIDTH)], optimizer=optimizer)
+
+
 def figure(cls: Any, optimizer: str | None) -> int:
     module, inputs = on_meta(cls)
     options = {"optimizer": optimizer, "loss": "mean"} if optimizer else {}
