@@ -15,29 +15,7 @@ from staticmem.liveness import Lifetimes
 from staticmem.liveness.intervals import added_by_held_outputs
 from staticmem.liveness.why import module_of, module_of_op, reasons, short
 from staticmem.ops import lookup
-from staticmem.report.model import (
-    CATEGORIES,
-    SCHEMA,
-    Band,
-    CompiledInfo,
-    Coverage,
-    DTypeBytes,
-    GenerationInfo,
-    ModelInfo,
-    ModuleBytes,
-    Multipliers,
-    NoteInfo,
-    OpCount,
-    Parameters,
-    Peak,
-    PhasePeak,
-    Phases,
-    Report,
-    ScenarioInfo,
-    TensorEntry,
-    TensorInfo,
-    UnknownOp,
-)
+from staticmem.report import model as records
 from staticmem.scenario.step import Scenario
 
 _SETTLES = "SM308"  # the command that settles what a band is about
@@ -60,14 +38,14 @@ class Sources:
     live_band: tuple[int, int] | None = None  # bounds of the peak in bytes, where the file leaves it open
 
 
-def build(sources: Sources, top: int) -> Report:
+def build(sources: Sources, top: int) -> records.Report:
     """The report; `top_tensors` has the `top` largest tensors alive at the peak."""
     alive = Alive(sources.graph, sources.lifetimes)
     notes = [*sources.graph.notes, *sources.result.notes, *sources.notes]
     notes.sort(key=lambda note: note.code != _SETTLES)  # the first that a reader sees
     peak, phases = _peak(sources, alive), _phases(sources)
-    return Report(
-        schema=SCHEMA,
+    return records.Report(
+        schema=records.SCHEMA,
         model=_model(sources),
         scenario=_scenario(sources),
         meter="live",
@@ -86,19 +64,19 @@ def build(sources: Sources, top: int) -> Report:
     )
 
 
-def _compiled(s: Sources) -> CompiledInfo | None:
+def _compiled(s: Sources) -> records.CompiledInfo | None:
     done = s.result.compiled
     if done is None:
         return None
     eager = len(done.breaks) + len(done.unpredicted)
     trace = s.result.trace
     copied = sum(round_up(trace.buffers.nbytes[copy]) for graph in trace.cuda_graphs for copy in graph.copied)
-    return CompiledInfo(
+    return records.CompiledInfo(
         done.torch, done.graphs, eager, done.saved_bytes, done.recomputed_bytes, len(trace.cuda_graphs), copied
     )
 
 
-def _generation(s: Sources) -> GenerationInfo | None:
+def _generation(s: Sources) -> records.GenerationInfo | None:
     asked, generated = s.scenario.generation, s.graph.generated
     if asked is None or generated is None:
         return None
@@ -108,23 +86,23 @@ def _generation(s: Sources) -> GenerationInfo | None:
     sizes = [(by_name.get(c.key, 0) + by_name.get(c.value, 0), c.tokens) for c in generated.caches]
     of_all = sum(nbytes for nbytes, _ in sizes)
     token = sum(nbytes // (batch * tokens) for nbytes, tokens in sizes)
-    return GenerationInfo(
+    return records.GenerationInfo(
         asked.prompt, asked.new_tokens, asked.cache, len(sizes), asked.longest, token, of_all // batch, of_all
     )
 
 
-def _model(s: Sources) -> ModelInfo:
+def _model(s: Sources) -> records.ModelInfo:
     graph, shapes, result = s.graph, s.binding.shapes, s.result
-    inputs = [TensorInfo(spec.name, spec.dtype.name, shapes[spec.name], spec.shape) for spec in s.model.inputs]
+    inputs = [records.TensorInfo(spec.name, spec.dtype.name, shapes[spec.name], spec.shape) for spec in s.model.inputs]
     outputs = []
     called = dict(zip(graph.outputs, graph.output_names, strict=False))  # as --loss names them
     for name, shape, dtype in zip(graph.outputs, result.output_shapes, result.output_dtypes, strict=False):
-        outputs.append(TensorInfo(called.get(name) or name, dtype.name, shape))
+        outputs.append(records.TensorInfo(called.get(name) or name, dtype.name, shape))
     source = (s.model.path, graph.format, graph.producer, s.file_bytes, s.sha256)
-    return ModelInfo(*source, tuple(inputs), tuple(outputs), len(graph.ops))
+    return records.ModelInfo(*source, tuple(inputs), tuple(outputs), len(graph.ops))
 
 
-def _scenario(s: Sources) -> ScenarioInfo:
+def _scenario(s: Sources) -> records.ScenarioInfo:
     scenario = s.scenario
     batch = resolution = None
     for spec in s.model.inputs:
@@ -133,7 +111,7 @@ def _scenario(s: Sources) -> ScenarioInfo:
             batch = shape[0]
         if resolution is None:
             resolution = spec.resolution_of(shape)
-    return ScenarioInfo(
+    return records.ScenarioInfo(
         mode=scenario.mode,
         batch=batch,
         resolution=resolution,
@@ -157,17 +135,17 @@ def _loss(s: Sources) -> str | None:
     return "recorded" if recorded is not None and recorded.loss else s.result.loss
 
 
-def _peak(s: Sources, alive: Alive) -> Peak:
+def _peak(s: Sources, alive: Alive) -> records.Peak:
     lifetimes, live = s.lifetimes, s.lifetimes.peak_bytes
     categories, modules = alive.by_module()
-    rows = [ModuleBytes(name, sum(parts.values()), parts) for name, parts in modules.items()]
+    rows = [records.ModuleBytes(name, sum(parts.values()), parts) for name, parts in modules.items()]
     rows.sort(key=lambda row: (-row.bytes, row.module))
     phase, op, node, module = _allocation(s, lifetimes.allocation_at(lifetimes.peak_tick))
     if s.graph.generated is not None and phase == "forward":
         phase = "prefill"
     low, high = s.live_band or (live, live)
-    bands = {"live": Band(min(low, live), max(high, live))}
-    return Peak(live, phase, op or "", node, module, len(alive), categories, tuple(rows), bands)
+    bands = {"live": records.Band(min(low, live), max(high, live))}
+    return records.Peak(live, phase, op or "", node, module, len(alive), categories, tuple(rows), bands)
 
 
 def _allocation(s: Sources, buffer: int | None) -> tuple[str, str | None, str | None, str | None]:
@@ -181,9 +159,9 @@ def _allocation(s: Sources, buffer: int | None) -> tuple[str, str | None, str | 
     return kernel.phase, kernel.name, s.graph.ops[kernel.op].name, module_of_op(s.graph, kernel.op)
 
 
-def _parameters(s: Sources) -> Parameters:
+def _parameters(s: Sources) -> records.Parameters:
     count = nbytes = trainable = tensors = 0
-    by_dtype: dict[str, DTypeBytes] = {}
+    by_dtype: dict[str, records.DTypeBytes] = {}
     for p in s.graph.parameters:
         if p.alias_of is not None:
             continue
@@ -195,17 +173,17 @@ def _parameters(s: Sources) -> Parameters:
         trainable += count_of if p.trainable else 0
         before = by_dtype.get(dtype.name)
         so_far = (before.count, before.bytes) if before is not None else (0, 0)
-        by_dtype[dtype.name] = DTypeBytes(so_far[0] + count_of, so_far[1] + size)
-    return Parameters(count, nbytes, trainable, tensors, dict(sorted(by_dtype.items())))
+        by_dtype[dtype.name] = records.DTypeBytes(so_far[0] + count_of, so_far[1] + size)
+    return records.Parameters(count, nbytes, trainable, tensors, dict(sorted(by_dtype.items())))
 
 
-def _phases(s: Sources) -> Phases:
+def _phases(s: Sources) -> records.Phases:
     lifetimes = s.lifetimes
     end, added = lifetimes.trace.marks["forward_end"], added_by_held_outputs(lifetimes)
     peaks = {}
     for name, interval in lifetimes.phases.items():
-        peaks[name] = PhasePeak(interval.nbytes, *_allocation(s, interval.buffer)[1:])
-    return Phases(
+        peaks[name] = records.PhasePeak(interval.nbytes, *_allocation(s, interval.buffer)[1:])
+    return records.Phases(
         start_bytes=lifetimes.level_before(lifetimes.phases["forward"].start),
         forward=peaks["forward"],
         forward_end_bytes=lifetimes.level_before(end),
@@ -217,7 +195,7 @@ def _phases(s: Sources) -> Phases:
     )
 
 
-def _multipliers(s: Sources, peak: Peak, phases: Phases) -> Multipliers:
+def _multipliers(s: Sources, peak: records.Peak, phases: records.Phases) -> records.Multipliers:
     lifetimes = s.lifetimes
     last = lifetimes.by_category(max(lifetimes.ticks - 1, 0))
     parameters, activations = last.get("parameter", 0), phases.forward_end_activation_bytes
@@ -229,7 +207,7 @@ def _multipliers(s: Sources, peak: Peak, phases: Phases) -> Multipliers:
         added = backward - phases.forward_end_bytes
     if phases.optimizer is not None:
         step = phases.optimizer.peak_bytes - lifetimes.level_before(lifetimes.phases["optimizer"].start)
-    return Multipliers(
+    return records.Multipliers(
         peak_over_parameters=_ratio(peak.live_bytes, parameters),
         state_over_parameters=_ratio(state, parameters),
         backward_over_forward=_ratio(backward, phases.forward_end_bytes),
@@ -242,29 +220,29 @@ def _ratio(a: int | None, b: int) -> float | None:
     return None if a is None or b == 0 else round(a / b, 4)
 
 
-def _coverage(s: Sources) -> Coverage:
+def _coverage(s: Sources) -> records.Coverage:
     result = s.result
     ruled = 0
     for target, count in result.covered.items():
         entry = lookup(target)
         ruled += count if entry is not None and entry.state == "ruled" else 0
     unknown = sum(result.unknown.values())
-    rows = [UnknownOp(op, n, result.unknown_bytes[op]) for op, n in result.unknown.items()]
+    rows = [records.UnknownOp(op, n, result.unknown_bytes[op]) for op, n in result.unknown.items()]
     rows.sort(key=lambda row: (-row.bytes, row.op))
-    return Coverage(OpCount(ruled, len(s.graph.ops) - ruled - unknown, unknown), tuple(rows))
+    return records.Coverage(records.OpCount(ruled, len(s.graph.ops) - ruled - unknown, unknown), tuple(rows))
 
 
-def _notes(notes: Sequence[Note], *kinds: str) -> tuple[NoteInfo, ...]:
+def _notes(notes: Sequence[Note], *kinds: str) -> tuple[records.NoteInfo, ...]:
     """Notes of these kinds, in order; those that say the same are one."""
     merged: dict[tuple[str, str], int] = {}
     for note in notes:
         if note.kind in kinds:
             key = (note.code, note.text)
             merged[key] = merged.get(key, 0) + note.count
-    return tuple([NoteInfo(code, text, count) for (code, text), count in merged.items()])
+    return tuple([records.NoteInfo(code, text, count) for (code, text), count in merged.items()])
 
 
-class Alive(Sequence[TensorEntry]):
+class Alive(Sequence[records.TensorEntry]):
     """Everything alive at the peak, largest first; equal sizes in order of allocation. As good as a tuple of it.
 
     Entries are built on access: a large graph has millions, and a reader needs the first ones.
@@ -281,15 +259,15 @@ class Alive(Sequence[TensorEntry]):
         return len(self.ids)
 
     @overload
-    def __getitem__(self, index: int) -> TensorEntry: ...
+    def __getitem__(self, index: int) -> records.TensorEntry: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[TensorEntry, ...]: ...
-    def __getitem__(self, index: int | slice) -> TensorEntry | tuple[TensorEntry, ...]:
+    def __getitem__(self, index: slice) -> tuple[records.TensorEntry, ...]: ...
+    def __getitem__(self, index: int | slice) -> records.TensorEntry | tuple[records.TensorEntry, ...]:
         if isinstance(index, slice):
             return self._entries(self.ids[index])
         return self._entries([self.ids[index]])[0]
 
-    def __iter__(self) -> Iterator[TensorEntry]:
+    def __iter__(self) -> Iterator[records.TensorEntry]:
         return iter(self._entries(self.ids))
 
     def __eq__(self, other: object) -> bool:
@@ -305,7 +283,7 @@ class Alive(Sequence[TensorEntry]):
         trace, sizes, graph = self.lifetimes.trace, self.lifetimes.sizes, self.graph
         buffers, ops = trace.buffers, trace.kernels.ops
         categories, names, kernels = buffers.categories, buffers.names, buffers.kernels
-        every = dict.fromkeys(CATEGORIES, 0)
+        every = dict.fromkeys(records.CATEGORIES, 0)
         modules: dict[str, dict[str, int]] = {}
         for id in self.ids:
             category, size = categories[id], sizes[id]
@@ -317,7 +295,7 @@ class Alive(Sequence[TensorEntry]):
             every[category] = every.get(category, 0) + size
         return every, modules
 
-    def _entries(self, ids: Sequence[int]) -> tuple[TensorEntry, ...]:
+    def _entries(self, ids: Sequence[int]) -> tuple[records.TensorEntry, ...]:
         if len(ids) > FEW or "_holds" in self.__dict__:
             holds: Mapping[int, Sequence[Hold]] = self._holds
         else:
@@ -326,7 +304,7 @@ class Alive(Sequence[TensorEntry]):
         for id, buffer in zip(ids, trace.buffers.pick(ids), strict=True):
             kernel = trace.kernels.pick((buffer.kernel,))[0]
             op = short(kernel.name)
-            entry = TensorEntry(
+            entry = records.TensorEntry(
                 name=buffer.name or f"({op})",
                 module=module_of(graph, buffer.category, buffer.name, kernel.op),
                 op=op,
