@@ -173,9 +173,7 @@ def call_again(e: Eager, call: Call, operands: Sequence[Tensor], keeps_scope: bo
                 operand = operands[edge]
                 parent = operand.grad_fn
                 if parent is None:
-                    edges.append(leaf := gradient_edge(operand))
-                    if leaf is not None:
-                        e.refer_to(leaf[0])
+                    e.add_edge(node, gradient_edge(operand))
                 else:
                     parent.refs += 1
                     number = operand.output_nr

@@ -399,7 +399,7 @@ class Eager:
             node = self._node(name)
         node.formulas = formulas
         for tensor in inputs:
-            self._add_edge(node, gradient_edge(tensor))
+            self.add_edge(node, gradient_edge(tensor))
         if self.saved_hooks:
             packed = [tensor for tensor in saves if tensor is not None]
             node.packed = self.saved_hooks[-1].pack(self, node, packed, results)
@@ -425,16 +425,13 @@ class Eager:
         self.sequence += 1
         return node
 
-    def _add_edge(self, node: Node, edge: tuple[Node, int] | None) -> None:
+    def add_edge(self, node: Node, edge: tuple[Node, int] | None) -> None:
         node.edges.append(edge)
         if edge is not None:
-            self.refer_to(edge[0])
-
-    def refer_to(self, node: Node) -> None:
-        """Another node has an edge to this one from now on."""
-        if node.keeps_leaf and node.refs == 0 and node.leaf is not None:
-            self._save(node, (node.leaf.storage,))
-        node.refs += 1
+            target = edge[0]
+            if target.keeps_leaf and target.refs == 0 and target.leaf is not None:
+                self._save(target, (target.leaf.storage,))
+            target.refs += 1
 
     def mutate(self, tensor: Tensor) -> Tensor:
         """Marks the tensor that the op now being recorded writes to."""
@@ -448,9 +445,9 @@ class Eager:
         chain = view_chain(view, base)
         outer = Node("CopySlices", self.sequence, self.trace.op)
         self.sequence += 1
-        self._add_edge(outer, gradient_edge(base))
+        self.add_edge(outer, gradient_edge(base))
         for edge in node.edges[1:]:
-            self._add_edge(outer, edge)
+            self.add_edge(outer, edge)
         outer.saved, outer.hold, outer.packed = node.saved, node.hold, node.packed
         outer.formulas = [copy_slices(base, view, node.formulas, len(outer.edges))]
         outer.metadata = [meta_of(base.shape, base.dtype)]
@@ -463,7 +460,7 @@ class Eager:
             fresh = Node(name, self.sequence, self.trace.op)
             self.sequence += 1
             fresh.formulas, fresh.metadata = formulas, metadata
-            self._add_edge(fresh, (parent, number))
+            self.add_edge(fresh, (parent, number))
             parent, number = fresh, 0
         self.set_grad_fn(view, parent, number)
         for edge in node.edges:  # the node dies: it was made for the view as it was

@@ -355,9 +355,9 @@ class StepRun:
             feature.begin_backward()
         roots = [root for root in roots if root.grad_fn is not None]
         leaves, self.interpreter.code_leaves = self.interpreter.code_leaves, []
-        owned = {id(tensor) for tensor, _ in self.model.held}
         for leaf in leaves:
-            if id(leaf) not in owned and leaf.accumulate is not None and leaf.accumulate.saved:
+            is_parameter = any(tensor is leaf for tensor, _ in self.model.held)
+            if not is_parameter and leaf.accumulate is not None and leaf.accumulate.saved:
                 e.hold(leaf, self.interpreter.made_leaves)
         if self.scenario.backward:
             trace.begin("backward")
