@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from staticmem.devices.gpus import Gpu
 from staticmem.ir.record import record
-from staticmem.ops.registry import PADDED_HEADS
+from staticmem.ops.registry import EFFICIENT, PADDED_HEADS
 from staticmem.version import cuda_of_build, torch_release
 
 Capability = tuple[int, int]
@@ -83,7 +83,7 @@ class Needs:
     """What a step needs of a chip: whether it computes in bfloat16, by autocast or otherwise, whether it runs code of
     torch.compile, and such code in bfloat16, and a kernel of it that PyTorch has in bfloat16 from compute capability
     8.0 on alone, empty for none; which heads of attention in other types have another kernel before that
-    (`ops.registry.PADDED_HEADS`, `ANY_HEADS`).
+    (`ops.registry.PADDED_HEADS`, `ANY_HEADS`, `EFFICIENT`).
     """
 
     bfloat16: bool = False
@@ -128,6 +128,8 @@ def standing(card: Gpu, torch: str, needs: Needs) -> Standing:
     conditions = [*_find_build(chip, torch)]
     if needs.bfloat16 and chip < _BFLOAT16:
         conditions.append(("slow arithmetic in bfloat16", SLOWLY))
+    if needs.attention == EFFICIENT and chip < _BFLOAT16:
+        conditions.append(("memory-efficient attention", "flash and cuDNN need 8.0, and --sdpa efficient counts it"))
     return Standing("", " and ".join(what for what, _ in conditions), "; ".join(why for _, why in conditions))
 
 
@@ -135,7 +137,7 @@ def _refused(chip: Capability, release: tuple[int, int], needs: Needs) -> str:
     """What PyTorch raises an error for, or runs as another step than the one that was predicted."""
     if needs.compiled and chip < _FIRST_WITH_TRITON:
         return "torch.compile writes kernels in Triton, which needs compute capability 7.0"
-    if chip < _BFLOAT16 and needs.attention:
+    if chip < _BFLOAT16 and needs.attention not in ("", EFFICIENT):
         return _other_attention(chip, needs.attention)
     if chip >= _BFLOAT16 or not needs.bfloat16:
         return ""

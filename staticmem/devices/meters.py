@@ -30,7 +30,7 @@ from staticmem.engine.step import StepResult
 from staticmem.frontends.recent import Recent
 from staticmem.ir.dtypes import bfloat16
 from staticmem.ir.record import record
-from staticmem.ops.registry import ANY_HEADS, FROM_AMPERE, PADDED_HEADS
+from staticmem.ops.registry import ANY_HEADS, EFFICIENT, FROM_AMPERE, PADDED_HEADS
 from staticmem.units import Band
 
 if TYPE_CHECKING:
@@ -223,9 +223,10 @@ def needs_of(result: StepResult) -> Needs:
 
 
 def _describe_attention(result: StepResult) -> str:
-    """Which heads of attention decide that cards before compute capability 8.0 run another kernel; empty for none."""
+    """Why cards before compute capability 8.0 run another kernel of attention; empty where they do not."""
     reasons = [why for _, why in result.choices]
-    return next((heads for heads in (PADDED_HEADS, ANY_HEADS) if any(why.endswith(heads) for why in reasons)), "")
+    endings = (PADDED_HEADS, ANY_HEADS, EFFICIENT)
+    return next((text for text in endings if any(why.endswith(text) for why in reasons)), "")
 
 
 def standing_on(result: StepResult, device: Device, needs: Needs | None = None) -> Standing:

@@ -111,7 +111,7 @@ def choose_kernel(
     half = q.dtype in dtypes.HALVES
     kernel = why_not = ""
     for kernel in ("cudnn", "flash", "efficient") if half else ("efficient",):
-        why_not = _refusal(kernel, q, k, v, mask, dropout_p, causal, grad, mask_grad) or ""
+        why_not = _refusal(kernel, (q, k, v, mask, dropout_p, causal, grad, mask_grad)) or ""
         if not why_not:
             # Grouped queries (fewer key heads) stay with a fused kernel and are not repeated: PyTorch 2.15 dispatches
             # so for sm_90 (recorded for Qwen2 in float32). Versions before 2.15 are not looked at.
@@ -127,33 +127,18 @@ def _reason(kernel: str, half: bool, dropout_p: float) -> str:
     return "half precision with a mask and dropout" if half else "float32"
 
 
-def refusal(
-    kernel: str, q: Operand, k: Operand, v: Operand, mask: Operand | None, dropout_p: float, causal: bool = False,
-    grad: bool = False, mask_grad: bool = False,
-) -> str | None:  # fmt: skip
-    """Why PyTorch has no such kernel for these inputs, or None; arguments as those of `choose_kernel`.
-
-    It raises "No available kernel" where nothing else is allowed, and takes another one where it is.
-    """
-    reason = None if kernel == "math" else _refusal(kernel, q, k, v, mask, dropout_p, causal, grad, mask_grad)
-    return None if reason is None else f"{kernel} was asked for, but {reason}: PyTorch fails if it may take no other"
-
-
-def _refusal(
-    kernel: str, q: Operand, k: Operand, v: Operand, mask: Operand | None, dropout_p: float, causal: bool, grad: bool,
-    mask_grad: bool,
-) -> str | None:  # fmt: skip
+def _refusal(kernel: str, given: Call) -> str | None:
     """The constraints of each fused kernel, as PyTorch 2.15 has them in sdp_utils.cpp.
 
     Inputs of other ranks than 4 had none of these kernels before 2.15, and are taken so.
     """
-    half = q.dtype in dtypes.HALVES
-    head, value = q.shape[-1], v.shape[-1]
+    q, k, v, mask = given[:4]
+    head, value, half = q.shape[-1], v.shape[-1], q.dtype in dtypes.HALVES
     if q.ndim != 4 or k.ndim != 4 or v.ndim != 4:
         return "takes 4-D inputs only"
     if not half and (kernel != "efficient" or q.dtype is not dtypes.float32):
         return "has no float64" if q.dtype is dtypes.float64 else f"takes half precision only, not {q.dtype.name}"
-    reason = _refusal_of(kernel, q, k, v, mask, dropout_p, causal, grad, mask_grad)
+    reason = _refusal_of(kernel, given)
     if reason is not None:
         return reason
     # check_last_dim_stride_equals_1_dense; flash and cuDNN let heads of one element pass
@@ -175,20 +160,30 @@ def decide_kernel(sdpa: str, given: Call, asked: str = "asked for") -> Choice:
     """The kernel that runs under `--sdpa`; the reason says where cards before compute capability 8.0 run another."""
     choice, other = choose_kernel(*given), ""
     if sdpa != "auto":
-        why_not = refusal(sdpa, *given)
-        choice = Choice(sdpa, asked) if why_not is None else Choice(choice.kernel, why_not)
+        why_not = None if sdpa == "math" else _refusal(sdpa, given)
+        refused = f"{sdpa} was asked for, but {why_not}: PyTorch fails if it may take no other"
+        choice = Choice(sdpa, asked) if why_not is None else Choice(choice.kernel, refused)
     if choice.kernel == "flash" and given[0].shape[-1] % 8:
         other = registry.PADDED_HEADS
     elif choice.kernel == "math" and given[0].dtype is dtypes.float32 and choice.reason.startswith(_UNALIGNED):
         other = registry.ANY_HEADS
+    elif choice.kernel in ("flash", "cudnn") and given[0].dtype is dtypes.float16 and _differs_in_efficient(given):
+        other = registry.EFFICIENT
     return Choice(choice.kernel, choice.reason + other)
 
 
-def _refusal_of(
-    kernel: str, q: Operand, k: Operand, v: Operand, mask: Operand | None, dropout_p: float, causal: bool, grad: bool,
-    mask_grad: bool,
-) -> str | None:  # fmt: skip
+def _differs_in_efficient(given: Call) -> bool:
+    """Whether the memory-efficient kernel takes other memory: layouts, copies of masks, blocks of its backward."""
+    (q, _, _, mask), head, shape = given[:4], given[2].shape[-1], (*given[0].shape[:3], given[2].shape[-1])
+    strides = zip(shape, like_query(q, head), _by_length(shape), strict=True)
+    is_copied = mask is not None and any(stride % 8 for stride in mask.strides[:-1])
+    in_blocks = given[6] and q.shape[2] % _GRADIENT_ROWS[head > 64] + head % 64 > 0
+    return is_copied or in_blocks or any(size > 1 and a != b for size, a, b in strides)
+
+
+def _refusal_of(kernel: str, given: Call) -> str | None:
     """What flash and cuDNN ask for beside what all fused kernels do."""
+    q, k, v, mask, dropout_p, causal, grad, mask_grad = given
     head, value = q.shape[-1], v.shape[-1]
     if kernel == "flash":
         if mask is not None:

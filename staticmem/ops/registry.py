@@ -328,6 +328,7 @@ FROM_AMPERE: dict[str, str] = {}  # of the families that are imported
 # memory-efficient kernel refuses heads that flash pads, in half precision from 7.0 on; in float32 it takes any there.
 PADDED_HEADS = "; before compute capability 8.0 no kernel pads heads"
 ANY_HEADS = "; before compute capability 8.0 efficient takes heads of any size"
+EFFICIENT = "; before compute capability 8.0 efficient runs, with other memory"
 
 
 def from_ampere(kernels: str, what: str) -> None:

@@ -117,6 +117,43 @@ def test_heads_of_attention_that_old_cards_run_in_another_kernel() -> None:
     assert obstacle(6, "t4", compile=True, sdpa="math") == ""
 
 
+@pytest.mark.parametrize(
+    ("length", "width", "turned", "training", "differs"),
+    [(64, 64, False, True, False), (72, 64, False, True, True), (72, 64, False, False, False),
+     (64, 64, True, True, True), (64, 64, True, False, True)],
+)  # fmt: skip
+def test_float16_attention_before_ampere_is_the_memory_efficient_one(
+    length: int, width: int, turned: bool, training: bool, differs: bool
+) -> None:
+    """What takes other memory than the kernel that is counted is said, in eager and in compiled code."""
+    torch = pytest.importorskip("torch")
+    import staticmem
+
+    class Heads(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = torch.nn.Linear(16, 3 * 4 * width)
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.project(x).view(*x.shape[:2], 3, 4, width).unbind(2)
+            order = (1, 2, 0, 3) if turned else (0, 2, 1, 3)  # sequences first, as in nn.MultiheadAttention
+            attend = torch.nn.functional.scaled_dot_product_attention
+            attended = attend(q.permute(order), k.permute(order), v.permute(order))
+            return attended.permute(2, 0, 1, 3).reshape(-1, 4 * width) if turned else attended
+
+    shape = (length, 8, 16) if turned else (8, length, 16)
+    words: dict[str, Any] = {"loss": "mean", "optimizer": "sgd"} if training else {}
+
+    def analyzed(gpu: str, **more: Any) -> Any:
+        return staticmem.analyze(Heads(), (torch.empty(shape, device="meta"),), gpu=gpu, dtype="fp16", **words, **more)
+
+    eager, compiled, efficient = analyzed("t4"), analyzed("t4", compile=True), analyzed("t4", sdpa="efficient")
+    assert eager.peak.live_bytes == efficient.peak.live_bytes or differs
+    said = "memory-efficient attention" if differs else ""
+    assert (eager.gpu.condition, compiled.gpu.condition) == (said, said)
+    assert (efficient.gpu.condition, analyzed("a10").gpu.condition) == ("", "")
+
+
 def sized(**words: object) -> Sizing:
     study = Study.open(BLOCKS, request_of({"batch": 32, "optimizer": "adam", **words}))
     chosen = [CARDS[slug] for slug in ("gtx-1080-ti", "t4", "l4")]
