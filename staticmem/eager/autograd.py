@@ -226,6 +226,17 @@ def free_graph(e: Eager, roots: Iterable[Tensor]) -> None:
             node.edges, node.formulas = _RAN, ()
 
 
+def leaves_below(roots: Iterable[Tensor]) -> set[int]:
+    """The ids of the leaves that the backward of the roots comes to."""
+    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        new = {edge[0] for edge in stack.pop().edges if edge is not None} - seen
+        seen |= new
+        stack += new
+    return {id(node.leaf) for node in seen if node.leaf is not None}
+
+
 def _count_dependencies(root: Node) -> None:
     """Counts the edges to each node below `root` in `dependencies`, which the backward brings down to 0 again."""
     stack = [root]

@@ -93,7 +93,7 @@ def _set_data(interpreter: Interpreter, op: Op) -> None:
 
 
 def _refuse_training(interpreter: Interpreter, op: Op) -> None:
-    if interpreter.e.training:
+    if interpreter.e.training or op.grad:  # or the code enables gradients in inference
         raise unpredictable(str(op.args[0]))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from staticmem.eager.autograd import AskedBackward, free_graph, run_backward
+from staticmem.eager.autograd import AskedBackward, free_graph, leaves_below, run_backward
 from staticmem.eager.context import Eager
 from staticmem.eager.reasons import Reason
 from staticmem.eager.tensor import Owner, Tensor, attributes_of_ctx
@@ -355,10 +355,15 @@ class StepRun:
             feature.begin_backward()
         roots = [root for root in roots if root.grad_fn is not None]
         leaves, self.interpreter.code_leaves = self.interpreter.code_leaves, []
+        below = leaves_below(roots) if leaves else ()
         for leaf in leaves:
             is_parameter = any(tensor is leaf for tensor, _ in self.model.held)
-            if not is_parameter and leaf.accumulate is not None and leaf.accumulate.saved:
+            if is_parameter or leaf.accumulate is None or not leaf.accumulate.saved:
+                continue
+            if id(leaf) in below:
                 e.hold(leaf, self.interpreter.made_leaves)
+            else:
+                e.forget(leaf.accumulate)
         if self.scenario.backward:
             trace.begin("backward")
             if roots:
