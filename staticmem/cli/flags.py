@@ -47,7 +47,6 @@ def print_short_help(parser: argparse.ArgumentParser) -> None:
         return
     own = [a for group in parser._action_groups[2:] if group.title not in SHARED for a in group._group_actions]
     everyday = [_shortened(a) for a in flags if a in own or set(a.option_strings) & set(EVERYDAY)]
-    examples = (parser.epilog or "").splitlines()[:SHORT_EPILOG]
     operands = " ".join(str(a.metavar) for a in parser._actions if not a.option_strings)
     formatter = parser._get_formatter()
     formatter.add_usage(f"{parser.prog} {operands} [flags]", [], [])
@@ -55,7 +54,7 @@ def print_short_help(parser: argparse.ArgumentParser) -> None:
     formatter.start_section("flags of every day")
     formatter.add_arguments(everyday)
     formatter.end_section()
-    formatter.add_text("\n".join(examples))
+    formatter.add_text("\n".join((parser.epilog or "").splitlines()[:SHORT_EPILOG]))
     formatter.add_text(f"'{parser.prog} --help' has all {len(flags)} flags and more examples.")
     sys.stdout.write(formatter.format_help())
 

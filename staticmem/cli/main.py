@@ -188,16 +188,10 @@ def print_error(error: StaticmemError, verb: str = "", argv: Sequence[str] = ())
     hint = hint or f"See 'staticmem {verb if verb in VERBS else 'analyze'} --help'."
     text = f"error: {what} [{error.code}]\n  {why}\n  {hint}\n"
     sys.stderr.write(encodable(text, sys.stderr.encoding))
-    if _asks_for_json(argv):
+    if re.search(r"\s(-f\s?|--format[\s=])json\s", f" {' '.join(argv)} "):  # it may not be understood otherwise
         row = {"schema": "staticmem.error/1", "code": error.code, "what": what, "why": why, "hint": hint}
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
-        sys.stdout.flush()
     return 2
-
-
-def _asks_for_json(argv: Sequence[str]) -> bool:
-    """Whether the format is JSON, in a command line that may not be one that is understood."""
-    return re.search(r"\s(-f\s?|--format[\s=])json\s", f" {' '.join(argv)} ") is not None
 
 
 # -- the process: streams that may be closed or full, and the signal that asks it to end

@@ -355,12 +355,11 @@ class StepRun:
             feature.begin_backward()
         roots = [root for root in roots if root.grad_fn is not None]
         leaves, self.interpreter.code_leaves = self.interpreter.code_leaves, []
-        below = leaves_below(roots) if leaves else ()
         for leaf in leaves:
             is_parameter = any(tensor is leaf for tensor, _ in self.model.held)
             if is_parameter or leaf.accumulate is None or not leaf.accumulate.saved:
                 continue
-            if id(leaf) in below:
+            if id(leaf) in leaves_below(roots):
                 e.hold(leaf, self.interpreter.made_leaves)
             else:
                 e.forget(leaf.accumulate)
