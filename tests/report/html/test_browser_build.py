@@ -18,7 +18,7 @@ from browser import Browser, Page, find
 import staticmem
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "scripts" / "pages" / "browser_page.py"
+SCRIPT = ROOT / "scripts" / "browser" / "build_site.py"
 
 pytestmark = [
     pytest.mark.exhaustive,
@@ -28,7 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def builder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("browser_page", SCRIPT)
+    spec = importlib.util.spec_from_file_location("build_site", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,9 +1,9 @@
 """Records the models that the page in the browser knows by name: `docs/browser/models/NAME.pt2`, some KB each.
 
     pip install torch torchvision timm transformers
-    python scripts/pages/browser_models.py               # those that are not there
-    python scripts/pages/browser_models.py --again       # all
-    python scripts/pages/browser_models.py resnet50 gpt2 # some
+    python scripts/browser/known_models.py               # those that are not there
+    python scripts/browser/known_models.py --again       # all
+    python scripts/browser/known_models.py resnet50 gpt2 # some
 
 A file has a recording alone: what the code of the package does in each mode, no weights and no graph. Models of
 transformers are those of the defaults of their configs, which are published models; they are recorded with labels, so

@@ -1,6 +1,6 @@
 """Builds the page that runs staticmem in a browser: a folder for any web server, or for `python -m http.server`.
 
-    python scripts/pages/browser_page.py OUT
+    python scripts/browser/build_site.py OUT
     python -m http.server --directory OUT      # then open http://localhost:8000
 
 OUT gets the files of `docs/browser`, the recordings of known models, a wheel of this checkout, and Pyodide's runtime
