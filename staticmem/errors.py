@@ -37,8 +37,8 @@ def unexpected(error: Exception, again: str = "Run it again") -> StaticmemError:
         why, hint = "The graph is larger than this machine can hold.", "Run it on a machine with more main memory."
         return StaticmemError("not enough memory for the analysis", why, hint, "SM191")
     if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
-        why = "This input is read with it, and staticmem was installed without what it needs."
-        return StaticmemError(f"{error.name} is not installed", why, f"pip install {NEEDED[error.name]}", "SM146")
+        hint = f"pip install {NEEDED[error.name]}"
+        return StaticmemError(f"{error.name} is not installed", "This input is read with it.", hint, "SM146")
     detail = (str(error).splitlines() or [""])[0][:200]
     return StaticmemError(
         f"internal error: {type(error).__name__}: {detail}", "This is a bug of staticmem, not of your model.",

@@ -35,14 +35,12 @@ Convert = Callable[[str], Any]
 EVERYDAY = "--batch --resolution --dim --mode --optimizer --amp --checkpoint --gpu --output --format".split()
 # groups of flags that many verbs share: of the others `-h` has all
 SHARED = "settings,sizes,the step,levers of the step,the device,the session of the ONNX Runtime,output".split(",")
-LARGE = 30  # flags: a verb with fewer has the same help for -h and --help
-SHORT_EPILOG = 9  # lines of `-h`: four examples
 
 
 def print_short_help(parser: argparse.ArgumentParser) -> None:
     """`-h`: the help of a verb without the flags that few steps need, on a screen, and where those are."""
     flags = [action for action in parser._actions if action.option_strings]
-    if len(flags) < LARGE:
+    if len(flags) < 30:  # it has the same help for -h and --help
         parser.print_help()
         return
     own = [a for group in parser._action_groups[2:] if group.title not in SHARED for a in group._group_actions]
@@ -54,7 +52,7 @@ def print_short_help(parser: argparse.ArgumentParser) -> None:
     formatter.start_section("flags of every day")
     formatter.add_arguments(everyday)
     formatter.end_section()
-    formatter.add_text("\n".join((parser.epilog or "").splitlines()[:SHORT_EPILOG]))
+    formatter.add_text("\n".join((parser.epilog or "").splitlines()[:9]))  # four examples
     formatter.add_text(f"'{parser.prog} --help' has all {len(flags)} flags and more examples.")
     sys.stdout.write(formatter.format_help())
 

@@ -188,7 +188,8 @@ def print_error(error: StaticmemError, verb: str = "", argv: Sequence[str] = ())
     hint = hint or f"See 'staticmem {verb if verb in VERBS else 'analyze'} --help'."
     text = f"error: {what} [{error.code}]\n  {why}\n  {hint}\n"
     sys.stderr.write(encodable(text, sys.stderr.encoding))
-    if re.search(r"\s(-f\s?|--format[\s=])json\s", f" {' '.join(argv)} "):  # it may not be understood otherwise
+    command = f" {' '.join(argv)} "  # the command line may not be one that is understood
+    if re.search(r"\s(-f\s?|--format[\s=])json\s", command) and not re.search(r"\s(-o|--output)", command):
         row = {"schema": "staticmem.error/1", "code": error.code, "what": what, "why": why, "hint": hint}
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
     return 2

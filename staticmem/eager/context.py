@@ -296,7 +296,7 @@ class Eager:
             storage.refs = -1
         tensor.refs = refs = tensor.refs - 1
         if refs == 0 and tensor.grad_fn is not None:
-            self._unref(tensor.grad_fn)
+            self.unref(tensor.grad_fn)
 
     def leave_to_scope(self, tensor: Tensor, hold: int) -> None:
         """Ends a hold on a tensor that a function returns: the present scope frees it unless somebody takes it."""
@@ -312,7 +312,7 @@ class Eager:
         for tensor, hold in held:
             self.leave_to_scope(tensor, hold)
 
-    def _unref(self, node: Node) -> None:
+    def unref(self, node: Node) -> None:
         """A backward node dies with the last tensor or node that refers to it, and releases what it saved."""
         stack = [node]
         while stack:
@@ -364,7 +364,7 @@ class Eager:
     def abandon(self, node: Node) -> None:
         """Gives up a node that is being recorded, because an exception ends the op."""
         node.refs += 1
-        self._unref(node)
+        self.unref(node)
 
     # -- autograd ------------------------------------------------------------------------------------------------
 
@@ -465,7 +465,7 @@ class Eager:
         self.set_grad_fn(view, parent, number)
         for edge in node.edges:  # the node dies: it was made for the view as it was
             if edge is not None:
-                self._unref(edge[0])
+                self.unref(edge[0])
         node.edges = []
 
     def set_grad_fn(self, tensor: Tensor, node: Node, number: int) -> None:
@@ -473,7 +473,7 @@ class Eager:
         if tensor.refs:
             node.refs += 1
             if tensor.grad_fn is not None:
-                self._unref(tensor.grad_fn)
+                self.unref(tensor.grad_fn)
         tensor.grad_fn, tensor.output_nr, tensor.requires_grad = node, number, True
 
     # -- the few kernels that the engine itself runs --------------------------------------------------------------

@@ -356,13 +356,13 @@ class StepRun:
         roots = [root for root in roots if root.grad_fn is not None]
         leaves, self.interpreter.code_leaves = self.interpreter.code_leaves, []
         for leaf in leaves:
-            is_parameter = any(tensor is leaf for tensor, _ in self.model.held)
-            if is_parameter or leaf.accumulate is None or not leaf.accumulate.saved:
+            node = leaf.accumulate
+            if node is None or not node.saved or any(tensor is leaf for tensor, _ in self.model.held):
                 continue
             if id(leaf) in leaves_below(roots):
                 e.hold(leaf, self.interpreter.made_leaves)
             else:
-                e.forget(leaf.accumulate)
+                e.forget(node)
         if self.scenario.backward:
             trace.begin("backward")
             if roots:

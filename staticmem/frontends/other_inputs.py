@@ -94,10 +94,7 @@ def missing_file(path: str) -> ModelFileError:
         hint = f"Fetch its config: hf download {path} config.json --local-dir {folder}; then give {folder}."
         return ModelFileError(what, why, hint, code="SM101")
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", path):
-        hint = (
-            f"A model of a package has its name before it: torchvision:{path} or timm:{path}; "
-            "models:resnet50 is an example that comes with staticmem."
-        )
+        hint = f"A model of a package has its name before it: torchvision:{path}, timm:{path}; example: models:resnet50"
         return ModelFileError(what, "There is no such file.", hint, code="SM101")
     return ModelFileError(what, "There is no such file.", "Check the path.", code="SM101")
 

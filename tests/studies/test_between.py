@@ -152,7 +152,7 @@ def test_the_large_pool_alone_may_say_that_it_is_too_much() -> None:
 
 def test_the_batches_of_three_cards_are_found_on_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search tries tens of batches and runs those that decide the line, and those that it names."""
-    cards = [gpus.find(name) for name in ("2GiB", "t4", "l4")]
+    cards = [gpus.find(name) for name in ("t4", "l4", "a100")]
     search = LargestBatches(Bench(Study.open(OPEN, Request(optimizer="adam"))), Request(optimizer="adam"))
     ran: list[int] = []
 
@@ -163,7 +163,7 @@ def test_the_batches_of_three_cards_are_found_on_lines(monkeypatch: pytest.Monke
     monkeypatch.setattr("staticmem.studies.steps.run_step", counted)
     found = [search.both_sizes(card) for card in cards]
     assert search.between.lines is not None
-    assert len(ran) <= 45
+    assert len(ran) <= 46
     monkeypatch.setattr(InterpolatingBench, "widen", lambda *_: None)  # no line: each batch is run
     plain = LargestBatches(Bench(search.bench.study), search.request)
     ran.clear()

@@ -102,7 +102,7 @@ def test_figures_are_those_of_the_package(page: Page, site: Path) -> None:
 
 def test_a_card_that_is_too_small(page: Page) -> None:
     ask(page, known="resnet50", optimizer="adam", batch="512", gpu="rtx-3060")
-    assert text(page, "verdict") == "Does not fit: GeForce RTX 3060"
+    assert text(page, "verdict") == "Does not fit: GeForce RTX 3060 12 GB"
     assert page.js("document.getElementById('verdict').className") == "does-not-fit"
 
 
