@@ -140,9 +140,8 @@ def run_backward(
             e.end(*output)
         if not retain_graph:
             if of_code is not None and of_code.captures:  # it lets go of leaves that the code made
-                for edge in filter(None, node.edges):
-                    if edge[0].keeps_leaf:
-                        e.unref(edge[0])
+                for target in [edge[0] for edge in node.edges if edge is not None and edge[0].keeps_leaf]:
+                    e.unref(target)
             node.edges, node.formulas = _RAN, ()  # it does not run again: large graphs need the memory
         e.close_scope()
         if leaves:

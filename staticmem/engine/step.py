@@ -354,12 +354,14 @@ class StepRun:
         for feature in self.features:
             feature.begin_backward()
         roots = [root for root in roots if root.grad_fn is not None]
+        # Until the next loss takes its place, the graph of the loss has leaves that the code made, and their gradients.
         leaves, self.interpreter.code_leaves = self.interpreter.code_leaves, []
+        below = leaves_below(roots) if leaves else ()
         for leaf in leaves:
             node = leaf.accumulate
             if node is None or not node.saved or any(tensor is leaf for tensor, _ in self.model.held):
                 continue
-            if id(leaf) in leaves_below(roots):
+            if id(leaf) in below:
                 e.hold(leaf, self.interpreter.made_leaves)
             else:
                 e.forget(node)

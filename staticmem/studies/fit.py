@@ -92,9 +92,8 @@ class _Search:
 
     def _fit(self, way: Way, request: Request, fits: bool, **more: Any) -> Fit:
         asked = self.study.request
-        alone = (
-            self.study if asked.parallel else self.study.ask(replace(asked, devices=None))
-        )  # devices are its question
+        # how many devices there are is its own question
+        alone = self.study if asked.parallel else self.study.ask(replace(asked, devices=None))
         assumed = (*self.card.unsaid, *unused(asked, alone.notes))
         rest: dict[str, Any] = {"would_fit": (), "settings": (), "assumed": assumed, **more}
         samples = way.batch * way.accumulate * way.devices

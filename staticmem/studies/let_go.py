@@ -97,8 +97,8 @@ def _groups(graph: Graph, training: bool) -> list[dict[str, Holder]]:
 
 
 _TEXTS = {
-    "del": "del {} behind line {} of {}",
-    "None": "{} = None behind line {} of {}",
+    "del": "del {} after line {} of {}",
+    "None": "{} = None after line {} of {}",
     "before": "{} = None before line {} of {}",
     "item": "let go of items of {} in line {} of {} (pop)",
     "attribute": "do not keep {}, which line {} of {} assigns",

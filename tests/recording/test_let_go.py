@@ -32,9 +32,9 @@ def study(document: Any, **options: Any) -> Study:
 
 
 @pytest.mark.parametrize(("name", "does"), [
-    ("UNet", "del conv3 behind line"),
+    ("UNet", "del conv3 after line"),
     ("Listed", "let go of items of skips in line"),
-    ("Attention", "del k, q behind line"),
+    ("Attention", "del k, q after line"),
 ])  # fmt: skip
 def test_the_promised_peak_is_that_of_code_which_lets_go(name: str, does: str) -> None:
     as_written = study(document_of(name))
@@ -80,7 +80,7 @@ def test_loops_and_what_the_next_call_reads() -> None:
     document = record(Turns(), (torch.zeros(8, 64),))
     rows = let_go.worth_letting_go(study(document, batch=8, outputs="dropped"))
     line = Turns.forward.__code__.co_firstlineno + 3
-    assert [row.does for row in rows] == [f"wide = None behind line {line} of test_let_go.py"]
+    assert [row.does for row in rows] == [f"wide = None after line {line} of test_let_go.py"]
     with pytest.raises(UsageError, match=r"no variable 'self\.state'"):
         _ = study(document, batch=8, let_go="self.state").lifetimes
 
@@ -104,4 +104,6 @@ def test_a_graph_alone_does_not_know_its_variables() -> None:
 def test_reports_have_the_lines_to_write() -> None:
     one = study(document_of("Listed"))
     report = with_owners(one, one.report)
-    assert f"{report.let_go[0].does}: peak -448.00 KiB" in render(report, View(explain=True)).replace("\n    ", " ")
+    assert f"{report.let_go[0].does}: the peak falls by 448.00 KiB" in render(report, View(explain=True)).replace(
+        "\n    ", " "
+    )

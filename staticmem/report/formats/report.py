@@ -214,7 +214,7 @@ def let_go(text: Text, rows: Sequence[LetGo], unknown: Sequence[str] = ()) -> No
     """The lines to write, each with what the peak is then; `unknown`: why there may be others."""
     size, lines = text.view.size, []
     for row in rows:
-        peak = f"peak -{size(row.saved_bytes)}, {size(row.live_bytes)} then"
+        peak = f"the peak falls by {size(row.saved_bytes)} to {size(row.live_bytes)}"
         lines.append(f"{row.does}: {peak}{f' ({row.note})' if row.note else ''}")
     if lines or unknown:
         text.heading("What the code could let go of")
