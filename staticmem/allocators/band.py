@@ -221,7 +221,7 @@ class JitteredSizes:
                 lot = (kernel * _FACTOR + draw) * _FACTOR >> 16 & 3
                 if lot < 2:
                     kinds[number] = (high if lot else low, kinds[number][1])
-            # as often as docs/workspace.md says
+            # as often as docs/internals/workspace.md says
             for number, kernel, low, high in self._strays:
                 lot = ((kernel + high) * _FACTOR + draw) * _FACTOR >> 20 & 15
                 if lot < 2:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PLANS = 3  # plans of the heuristic: PyTorch tries the next one where memory is short; they make the band
 # Median of the strays (`stray_bounds`) of weight gradients in NCHW, over input, weight and result; of other passes it
-# is between 0.9 and 1.0, a copy of all three (docs/workspace.md).
+# is between 0.9 and 1.0, a copy of all three (docs/internals/workspace.md).
 STRAY_FILTER = 1.31
 # cuDNN before 8 is asked through another interface (aten/src/ATen/native/cudnn/Conv_v7.cpp) and was never asked for
 # this package. Its algorithms for 3 x 3 windows of stride 1 include Winograd's in parts (CUDNN_CONVOLUTION_*_ALGO_
@@ -61,9 +61,9 @@ def stray_bounds(conv: Convolution, architecture: str, band: Band, version: str)
     """Bounds for strays: answers of cuDNN that the leaf of a table does not have. They are nothing, and a copy of all
     three tensors (weight gradients: with partial sums).
 
-    Number and sizes of strays are in docs/workspace.md: with tensor cores 6 to 18 % of a pass in NCHW. Without TF32
-    they are too few to matter, and convolutions that do not run on cuDNN have none. Of a `version` before 8 they are
-    nothing, and the transformed tensors of Winograd's algorithm.
+    Number and sizes of strays are in docs/internals/workspace.md: with tensor cores 6 to 18 % of a pass in NCHW.
+    Without TF32 they are too few to matter, and convolutions that do not run on cuDNN have none. Of a `version` before
+    8 they are nothing, and the transformed tensors of Winograd's algorithm.
     """
     if int(version.partition(".")[0]) < OLD_CUDNN and runs_on_cudnn(conv, architecture) is True:
         winograd = 0

@@ -25,7 +25,7 @@ class DeviceOptions:
     alloc_conf: str | None = option(
         None, DEVICE, "text", "CONF", "settings of the allocator, as in PYTORCH_ALLOC_CONF", table="",
         example="expandable_segments:True",
-        details="`expandable_segments:True,max_split_size_mb:128` ([allocators](allocators.md))",
+        details="`expandable_segments:True,max_split_size_mb:128` ([allocators](internals/allocators.md))",
     )
     torch_version: str | None = option(
         None, DEVICE, "text", "V", "the PyTorch that runs the step", unset="2.13", example="2.9",
@@ -46,7 +46,7 @@ class DeviceOptions:
     )
     cudnn_benchmark: bool = option(
         False, DEVICE, "switch", "", "torch.backends.cudnn.benchmark is on",
-        details="The first step searches with large workspaces ([workspace](workspace.md))",
+        details="The first step searches with large workspaces ([workspace](internals/workspace.md))",
     )
     cudnn: str = option(
         "tables", DEVICE, "choice", "SOURCE", "source of workspaces of convolutions: tables, or an installed library",

@@ -137,7 +137,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_every_package_is_in_the_architecture() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8")
     for path in (ROOT / "staticmem").iterdir():
         if path.suffix == ".py" and not path.stem.startswith("__"):
             assert f"`{path.name}`" in page, path.name

@@ -1,5 +1,7 @@
-"""docs/api.md has every public name, parameter, default and field, in the order of the code; docs/writing-rules.md has
-rules as they are."""
+"""docs/api.md has every public name, parameter, default and field, in the order of the code.
+
+The guide to rules, docs/internals/writing-rules.md, quotes them as they are.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def test_python_gives_the_report_of_the_command_line(
 
 def test_rules_that_the_guide_quotes_are_those_of_the_source() -> None:
     """A block after `<!-- source: module:function -->` is the function's source."""
-    page = (ROOT / "docs" / "writing-rules.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "internals" / "writing-rules.md").read_text(encoding="utf-8")
     quoted = re.findall(r"<!-- source: ([\w.]+):(\w+) -->\n```python\n(.*?)```", page, re.S)
     assert quoted
     for module, name, text in quoted:
