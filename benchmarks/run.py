@@ -1,6 +1,6 @@
 """How long `staticmem analyze` takes and how much memory it needs, as ratios of medians measured in one go.
 
-    python benchmarks/run.py               # about five minutes; the table of docs/performance.md
+    python benchmarks/run.py               # about five minutes; the table of docs/internals/performance.md
     python benchmarks/run.py --quick       # about a minute: fewer rounds, no VGG-19, no 100,000 nodes
     python benchmarks/run.py --million     # a graph of 1,000,000 nodes too: minutes, and several GiB
     python benchmarks/run.py --json FILE   # every sample as well

@@ -1,4 +1,4 @@
-"""Peaks to the byte against steps that PyTorch ran (data/measured/live.json, docs/accuracy.md)."""
+"""Peaks to the byte against steps that PyTorch ran (data/measured/live.json, docs/internals/measurements.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Models as people write them: exports with the source lines of their code, against steps that PyTorch ran.
 
-`data/measured/own.json` has the figures, `data/own/` the exports (docs/accuracy.md, "62 models as people write them").
+`data/measured/own.json` has the figures, `data/own/` the exports (docs/internals/measurements.md, "62
+models as people write them").
 """
 
 from __future__ import annotations

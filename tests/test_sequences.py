@@ -1,9 +1,9 @@
 """Allocation by allocation against PyTorch: what a forward and a backward allocate, in which order, and what is alive.
 
 `data/traces/` has a recorded step each: of every kernel that allocates its phase, the name that the dispatcher has for
-it, the sizes of its results in bytes and the bytes that are alive once it has run. docs/accuracy.md says how they were
-recorded. The recorder computes some sums out of place that PyTorch adds in place; those rows are marked, and may have a
-counterpart here or not.
+it, the sizes of its results in bytes and the bytes that are alive once it has run. docs/internals/measurements.md says
+how they were recorded. The recorder computes some sums out of place that PyTorch adds in place; those rows are marked,
+and may have a counterpart here or not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runs every conformance model of the onnx package through verbs of staticmem and through the ONNX Runtime.
 
     python scripts/sessions/conformance.py [-o FILE.json] [--only NAME] [--verbs analyze layers levers] [--workers 2]
-    python scripts/sessions/conformance.py --table conformance.json     # the table of docs/robustness.md
+    python scripts/sessions/conformance.py --table conformance.json     # the table of docs/internals/faults.md
 
 The models are the node cases of `onnx.backend.test.case` and the files of `onnx.backend.test.data`. Open dimensions get
 the sizes of the case's own inputs. A model that the runtime runs and that staticmem refuses is in the table.

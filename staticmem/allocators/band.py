@@ -6,8 +6,8 @@ Each jitter changes, deterministically:
 
 - the order of segments in address space, which is the driver's choice and decides between free blocks of equal size;
 - all sizes that grow with the batch, by up to 5 %, because a real process has workspaces, metrics and batches that are
-  a little different from the ones predicted. The half of the readings of docs/accuracy.md that was looked at chose that
-  number;
+  a little different from the ones predicted. The half of the readings of docs/internals/measurements.md that was
+  looked at chose that number;
 - workspaces that are known as a band: one in four is at its least and one in four at its most, of each kernel the same
   in all steps. Of those that the band is known to miss now and then (`Process.strays`) one in eight is beyond it.
 

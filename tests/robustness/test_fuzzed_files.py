@@ -1,6 +1,6 @@
 """Damaged files, a few of each kind: the same for every run, and others where hypothesis looks for them.
 
-`scripts/faults/fuzz.py` makes thousands; what it does is in docs/robustness.md.
+`scripts/faults/fuzz.py` makes thousands; what it does is in docs/internals/faults.md.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def test_changes_of_structure(
     monkeypatch.chdir(ROOT)
     target = coverage.TARGETS[name]
     if target.suffix == "onnx" and OLD_ONNX:
-        pytest.skip("onnx before 1.21 crashes on some malformed nodes (docs/robustness.md)")
+        pytest.skip("onnx before 1.21 crashes on some malformed nodes (docs/internals/faults.md)")
     seeds = sorted(target.seeds(), key=len)[:4]
     words = coverage.mutators.words_of(coverage.sources(target))
     path = tmp_path / f"a.{target.suffix}"
