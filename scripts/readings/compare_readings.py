@@ -4,7 +4,7 @@
     python scripts/readings/compare_readings.py mine.json --all  # yours, and every single one
     python scripts/readings/compare_readings.py --page FILE      # docs/generated/hardware-readings.md
 
-docs/readings.md describes the format. A reading names a model file or a network of `models/`, the keywords of
+docs/internals/readings.md describes the format. A reading names a model file or a network of `models/`, the keywords of
 `staticmem.analyze`, and the bytes of each meter that was read. The page needs transformers and timm. Exit code 0,
 however far off the predictions are: this reports, tests judge.
 """

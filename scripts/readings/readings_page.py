@@ -14,7 +14,7 @@ INTRODUCTION = """\
 `python scripts/readings/compare_readings.py --page docs/generated/hardware-readings.md` writes this page. Each
 reading was published by somebody else: the tables name the source, the card and what was read. Settings are what the
 source states; where it has no version of PyTorch, one is inferred from the date. Networks are in `models/` and
-`tests/data/graphs/`, the figures in `tests/data/measured/`; [readings](../readings.md) says how to add yours.
+`tests/data/graphs/`, the figures in `tests/data/measured/`; [readings](../internals/readings.md) says how to add yours.
 
 - **Error**: prediction / reading - 1. It counts as none where the two differ by no more than the source rounds to; such
   a reading is "exact". Medians and percentiles are of its absolute value.

@@ -1,9 +1,9 @@
-"""Runs many ONNX files with the ONNX Runtime and compares every node with the prediction: docs/onnxruntime.md.
+"""Runs many ONNX files with the ONNX Runtime and compares every node with the prediction: docs/internals/onnxruntime.md.
 
     python scripts/sessions/onnxruntime_agreement.py FILE... [--levels disable basic all] [-o agreement.json]
 
 Open dimensions get small sizes. Each file is run at every level with and without reuse and memory pattern; the last
-lines are the table of docs/onnxruntime.md.
+lines are the table of docs/internals/onnxruntime.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Each graph of session_graphs.py, and each FILE, is run by the installed onnxruntime and compared with the prediction for
 the graph that was executed: bytes of every node, of weights, of the largest workspace, of the arena. The last lines
-are the table of docs/onnxruntime.md. The exit code is 1 where something said `exact` and was not.
+are the table of docs/internals/onnxruntime.md. The exit code is 1 where something said `exact` and was not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sessions of recurrent, quantised, half-precision, fused and other kernels, measured: where `exact` is said it is.
 
-`scripts/sessions/session_exactness.py` does the same with all of its graphs at all levels; docs/onnxruntime.md has
+`scripts/sessions/session_exactness.py` does the same with all of its graphs at all levels; docs/internals/onnxruntime.md has
 its table.
 """
 
