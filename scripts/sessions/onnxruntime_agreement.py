@@ -1,4 +1,4 @@
-"""Runs many ONNX files with the ONNX Runtime and compares every node with the prediction: docs/internals/onnxruntime.md.
+"""Runs many ONNX files with the ONNX Runtime and compares every node (docs/internals/onnxruntime.md).
 
     python scripts/sessions/onnxruntime_agreement.py FILE... [--levels disable basic all] [-o agreement.json]
 

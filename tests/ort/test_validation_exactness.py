@@ -1,7 +1,7 @@
 """Sessions of recurrent, quantised, half-precision, fused and other kernels, measured: where `exact` is said it is.
 
-`scripts/sessions/session_exactness.py` does the same with all of its graphs at all levels; docs/internals/onnxruntime.md has
-its table.
+`scripts/sessions/session_exactness.py` does the same with all of its graphs at all levels;
+docs/internals/onnxruntime.md has its table.
 """
 
 from __future__ import annotations
