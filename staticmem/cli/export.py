@@ -26,8 +26,9 @@ and the ops that really ran are written down, with what Python variables hold, w
 checkpoints.
 
 transformers:CONFIG.json (or a folder that has one), timm:NAME and torchvision:NAME are built by the installed package,
-without weights and without network. Options follow a comma: head, attention, dtype, labels, mask, checkpointing, batch,
-seq, size (docs/export.md). Every verb that takes a model takes these names too.
+without weights and without network; hf:OWNER/NAME is a config of the Hugging Face Hub. Options follow a comma: head,
+attention, dtype, labels, mask, checkpointing, batch, seq, size (docs/export.md). Every verb that takes a model takes
+these names too.
 
 Every size stays open that the code leaves open: the batch, lengths, height and width. stderr says which, and
 which the code fixed. 'staticmem analyze' takes sizes of the example where it is given none, but for the batch.
@@ -45,7 +46,7 @@ examples:
 def add_export(verbs: Any) -> None:
     about = "export a model's code for analysis, without weights"
     parser = add_verb(verbs, "export", run, about, DESCRIPTION, EPILOG)
-    about = "a module or a .py file, and a name in it; or transformers:CONFIG.json, timm:NAME, torchvision:NAME"
+    about = "a module or a .py file, and a name in it; or transformers:CONFIG.json, hf:OWNER/NAME, timm:NAME, .."
     parser.add_argument("factory", metavar="MODULE:FACTORY", help=about)
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="model.pt2 or model.onnx")
     parser.add_argument("--force", action="store_true", help="overwrite the output file")

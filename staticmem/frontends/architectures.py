@@ -1,6 +1,7 @@
 """Names of architectures that packages build, in place of a model file: `transformers:CONFIG.json`, `timm:NAME`,
-`torchvision:NAME`; and of the model files that staticmem carries: `models:resnet50`. This module reads such names and
-the config, which is hostile input, without torch.
+`torchvision:NAME`, and `hf:OWNER/NAME[@REVISION]`, whose config is on the Hugging Face Hub; and of the model files that
+staticmem carries: `models:resnet50`. This module reads such names and the config, which is hostile input, without torch
+and without network.
 
 A config of transformers may also be given by its path, or by that of the folder which has it. `recording.architectures`
 has the model recorded.
@@ -8,6 +9,7 @@ has the model recorded.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -22,6 +24,7 @@ from staticmem.errors import ModelFileError, UsageError, closest
 
 PACKAGES = ("transformers", "timm", "torchvision")
 CARRIED = "models"
+HUB = "hf"
 # A build copies the files into the package (setup.py); a checkout has them beside it.
 _FOLDERS = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "models")
 CONFIG = "config.json"
@@ -30,6 +33,10 @@ MOST = 1 << 40  # of a number in a config
 MOST_PARTS = 4096  # layers, blocks, heads, experts: the largest published models have a few hundred
 _PARTS = re.compile(r"layers?$|depths?$|blocks?$|heads?$|experts$|stages$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,99}", re.ASCII)
+_PART_OF_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
+_REPOSITORY = re.compile(rf"((?:{_PART_OF_ID}/)?{_PART_OF_ID})(?:@([A-Za-z0-9][\w./-]{{0,199}}))?", re.ASCII)
+_BARE = re.compile(rf"{_PART_OF_ID}/{_PART_OF_ID}(?:@[A-Za-z0-9][\w./-]{{0,199}})?", re.ASCII)
+_MODEL_FILES = (".onnx", ".pt2", ".json", ".py", ".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".gguf")
 # what a config says of how it is run, which is not what it describes, and could name code to load
 _OF_RUNS = ("_attn_implementation", "attn_implementation", "_attn_implementation_internal", "_experts_implementation",
             "experts_implementation", "_name_or_path", "transformers_version")  # fmt: skip
@@ -65,17 +72,19 @@ OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model that a package builds. `name` is the path of a config, or the model's name in the package."""
+    """A model that a package builds. `name` is the path of a config, or the model's name in the package; with a
+    `revision` it is that of a repository of the Hub."""
 
     package: str
     name: str
     given: str  # as the user wrote it
     options: Mapping[str, str] = field(default_factory=dict)
+    revision: str = ""
 
     @property
     def path(self) -> str:
         """The file that describes it, else what the user wrote."""
-        return self.name if self.package == "transformers" else self.given
+        return self.name if self.package == "transformers" and not self.revision else self.given
 
     def number(self, option: str) -> int | None:
         """A size of the example."""
@@ -91,21 +100,54 @@ def architecture_of(given: str) -> Architecture | None:
         ModelFileError: a package has no model of such a name, or there is no config (SM145).
     """
     package, colon, rest = given.partition(":")
+    if colon and package == HUB:
+        return _of_hub(rest, given)
     if not colon or package not in PACKAGES:
         if given.lower().endswith(".json") and os.path.isfile(given):
             return Architecture("transformers", given, given)
         config = os.path.join(given, CONFIG)
-        return Architecture("transformers", config, given) if given and os.path.isfile(config) else None
+        if given and os.path.isfile(config):
+            return Architecture("transformers", config, given)
+        return _of_hub(given, given) if "/" in given and not os.path.exists(given) and is_bare_id(given) else None
     name, options = _with_options(rest, package, given)
     if package == "transformers":
         name = os.path.join(name, CONFIG) if os.path.isdir(name) else name
         if not os.path.isfile(name):
-            hint = "It is read from the disk alone: give a config.json, or a folder that has one."
+            hint = "Give a config.json, or a folder that has one; of the Hugging Face Hub hf:OWNER/NAME."
             raise ModelFileError(f"{name or given} does not exist", "There is no such file.", hint, "SM145")
     elif not _NAME.fullmatch(name):
         hint = f"Example: {package}:resnet50"
         raise ModelFileError(f"'{name}' is no model of {package}", "Names have letters, digits, _ and .", hint, "SM145")
     return Architecture(package, name, given, options)
+
+
+def is_bare_id(given: str) -> bool:
+    """Whether a name that is no path may be asked of the Hub without `hf:` before it: it has the form of an id, not the
+    suffix of a file, its first part is no folder here (then a path is mistyped), and the user has installed the package
+    that asks, and not switched it off.
+    """
+    text = given.partition(",")[0]
+    if not _BARE.fullmatch(text) or text.lower().endswith(_MODEL_FILES) or os.path.exists(text.partition("/")[0]):
+        return False
+    return importlib.util.find_spec("huggingface_hub") is not None and not is_offline()
+
+
+def is_offline() -> bool:
+    """Whether the user has told huggingface_hub to ask nothing.
+
+    Source: huggingface_hub 2.4, constants.py, `HF_HUB_OFFLINE`.
+    """
+    value = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    return value.upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _of_hub(rest: str, given: str) -> Architecture:
+    text, options = _with_options(rest, "transformers", given)
+    match = _REPOSITORY.fullmatch(text)
+    if match is None or ".." in text or "--" in match[1]:
+        why = "It is OWNER/NAME, with @REVISION behind it where it is not main."
+        raise ModelFileError(f"'{text}' is no name of the Hub", why, f"Example: {HUB}:Qwen/Qwen3-8B", "SM145")
+    return Architecture("transformers", match[1], given, options, match[2] or "main")
 
 
 def carried_file(given: str) -> str:
@@ -138,15 +180,15 @@ def model_name(path: str) -> str:
 def whole(given: str) -> str:
     """The same with its path from the root, for processes in other folders."""
     package, colon, rest = given.partition(":")
-    if colon and package in (*PACKAGES, CARRIED):
+    if colon and package in (*PACKAGES, CARRIED, HUB):
         return f"{package}:{os.path.abspath(rest)}" if package == "transformers" else given
-    return os.path.abspath(given)
+    return given if not os.path.exists(given) and is_bare_id(given) else os.path.abspath(given)
 
 
 def below(folder: str, given: str) -> str:
     """The same with a path that begins in a folder, as those of a config do."""
     package, colon, rest = given.partition(":")
-    if colon and package in (*PACKAGES, CARRIED):
+    if colon and package in (*PACKAGES, CARRIED, HUB):
         return f"{package}:{os.path.join(folder, rest)}" if package == "transformers" else given
     return os.path.join(folder, given)
 
@@ -185,10 +227,22 @@ def read_config(path: str) -> dict[str, Any]:
         ModelFileError: it is no config of a model (SM145), or describes one that is not built (SM147).
     """
     try:
-        content = json.loads(files.read(path, LARGEST))
+        text = files.read(path, LARGEST)
     except OSError as error:
         why = f"{error.strerror or error}."
         raise ModelFileError(f"{path} cannot be read", why, "Check the path and its rights.", "SM145") from error
+    return config_of(text, path)
+
+
+def config_of(text: bytes | str, path: str) -> dict[str, Any]:
+    """The config in a text, without what it says of how the model is run; `path` is where it is from.
+
+    Raises as `read_config`.
+    """
+    try:
+        if len(text) > LARGEST:
+            raise ValueError(f"It has more than {LARGEST >> 20} MiB")
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         why = f"{str(error)[:200] or type(error).__name__}."
         raise ModelFileError(f"{path} is no JSON", why, "Copy the config again.", "SM145") from error

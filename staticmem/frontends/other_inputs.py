@@ -89,9 +89,8 @@ def missing_file(path: str) -> ModelFileError:
         why = "It is an address, and nothing is fetched from the network."
         return ModelFileError(what, why, "Download the file, and give its path.", code="SM101")
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path) and not path.lower().endswith((".onnx", ".pt2")):
-        why = "If it is a model of the Hugging Face Hub: nothing is fetched from the network."
-        folder = path.rpartition("/")[2]
-        hint = f"Fetch its config: hf download {path} config.json --local-dir {folder}; then give {folder}."
+        why = "A model of the Hugging Face Hub is asked for by its name: its config, no weights."
+        hint = f"Give hf:{path} (pip install 'staticmem[transformers,hub]')."
         return ModelFileError(what, why, hint, code="SM101")
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", path):
         hint = f"A model of a package has its name before it: torchvision:{path}, timm:{path}; example: models:resnet50"

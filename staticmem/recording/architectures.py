@@ -15,11 +15,11 @@ from staticmem.child import Failure, RunError
 from staticmem.errors import UsageError
 from staticmem.files import temporary_folder
 from staticmem.frontends import recording_format as written
-from staticmem.frontends.architectures import Architecture, read_config
+from staticmem.frontends.architectures import Architecture
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.graph import Note
 from staticmem.ir.model_file import ModelFile
-from staticmem.recording import no_graph, not_recorded
+from staticmem.recording import hub, no_graph, not_recorded
 from staticmem.recording.kept import Kept
 from staticmem.recording.told import alone, both_lines, lines_of, with_recording
 
@@ -123,7 +123,7 @@ def _lines(notes: list[Note]) -> list[str]:
 
 
 def document_of(architecture: Architecture, sizes: Mapping[str, int] | None) -> tuple[Any, list[Note]]:
-    """The document of the recording, and a note where one that is kept was not believed."""
+    """The document of the recording, a note where one that is kept was not believed, and those of its checkpoint."""
     job = _job(architecture, sizes)
     kept = Kept(job)
     document = kept.document()
@@ -135,10 +135,12 @@ def document_of(architecture: Architecture, sizes: Mapping[str, int] | None) -> 
                 data = file.read()
         kept.keep(data, answer["facts"])
         document = written.unpack(data, architecture.path)
+    is_config = architecture.package == "transformers"
+    notes = hub.notes_of(architecture, hub.describe(architecture), document) if is_config else []
     if not kept.refusals:
-        return document, []
+        return document, notes
     text = f"kept recordings were not believed ({'; '.join(kept.refusals)}): the model was recorded again"
-    return document, [Note("warning", "SM362", text)]
+    return document, [*notes, Note("warning", "SM362", text)]
 
 
 def _job(architecture: Architecture, sizes: Mapping[str, int] | None) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def _job(architecture: Architecture, sizes: Mapping[str, int] | None) -> dict[st
             wanted = "'staticmem[transformers]'" if package == "transformers" else f"torch {package}"
             why, hint = f"{architecture.given} is built with it.", f"pip install {wanted}"
             raise UsageError(f"{needed} is not installed", why, hint, "SM146")
-    config = read_config(architecture.name) if package == "transformers" else None
+    config = hub.describe(architecture).config if package == "transformers" else None
     return {
         "package": package, "name": architecture.name, "config": config, "options": dict(architecture.options),
         "sizes": dict(sizes) if sizes is not None else None, "memory_limit": MEMORY,

@@ -59,7 +59,7 @@ def test_a_zip_of_keras_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
-        ("Qwen/Qwen3-8B", "hf download Qwen/Qwen3-8B config.json"),
+        ("Qwen/Qwen3-8B", "hf:Qwen/Qwen3-8B"),
         ("model.py:build", "staticmem export model.py:build"),
         ("resnet50", "torchvision:resnet50"),
         ("https://example.org/m.onnx", "Download the file"),

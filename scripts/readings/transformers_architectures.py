@@ -1,0 +1,220 @@
+"""Which architectures of the installed transformers are answered: each that has a config without weights is built,
+recorded and analysed in inference and in training. `--state FILE` goes on after a stop; `--page FILE` writes the list
+of those that are not answered.
+
+    python scripts/readings/transformers_architectures.py --state state.jsonl --minutes 3 --page PAGE.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+# Heads in the order in which one is chosen: what people ask of a model first
+HEADS = """
+CAUSAL_LM IMAGE_TEXT_TO_TEXT MULTIMODAL_LM SEQ_TO_SEQ_CAUSAL_LM SPEECH_SEQ_2_SEQ MASKED_LM IMAGE_CLASSIFICATION
+VIDEO_CLASSIFICATION AUDIO_CLASSIFICATION CTC OBJECT_DETECTION UNIVERSAL_SEGMENTATION SEMANTIC_SEGMENTATION
+""".split()
+LAYERS = re.compile(r"(num_.*layers?|n_layers?|.*_layers|num_.*blocks|depth)$")
+TIMEOUT = 90.0  # seconds of one architecture
+LAYERS_KEPT = 2
+
+
+def architectures() -> dict[str, str]:
+    """By model_type the class that is built; types that no model is of are left out."""
+    from transformers.models.auto import modeling_auto as auto
+
+    tables = [getattr(auto, f"MODEL_FOR_{head}_MAPPING_NAMES") for head in HEADS]
+    named = [name for name in sorted(vars(auto)) if name.startswith("MODEL_FOR_") and name.endswith("_MAPPING_NAMES")]
+    more = [getattr(auto, name) for name in named]
+    chosen: dict[str, str] = {}
+    for table in (*tables, auto.MODEL_MAPPING_NAMES, *more):
+        for kind, name in table.items():
+            if name not in (None, ""):
+                chosen.setdefault(kind, name if isinstance(name, str) else name[0])
+    return dict(sorted(chosen.items()))
+
+
+def small_config(kind: str, name: str, layers: bool) -> dict[str, Any]:
+    """The default config of a type as a file would have it, with two layers where `layers` are few."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = CONFIG_MAPPING[kind]()
+    config.architectures = [name]
+    content: dict[str, Any] = json.loads(config.to_json_string(use_diff=not layers))
+    return _with_few_layers(content) if layers else content
+
+
+def _with_few_layers(content: Any) -> Any:
+    if not isinstance(content, dict):
+        return content
+    counts = {k: v for k, v in content.items() if LAYERS.match(k) and isinstance(v, int) and not isinstance(v, bool)}
+    few = {k: min(v, LAYERS_KEPT) for k, v in counts.items()}
+    lengths = set(counts.values())
+    result = {}
+    for key, value in content.items():
+        if key.endswith("layer_types") and isinstance(value, list) and len(value) in lengths:
+            result[key] = value[: min(len(value), LAYERS_KEPT)]
+        else:
+            result[key] = few.get(key, _with_few_layers(value))
+    return result
+
+
+def tried(kind: str, name: str) -> dict[str, str]:
+    """What is answered: by "inference" and "training" an empty text, or the reason."""
+    reason = ""
+    for layers in (True, False):
+        try:
+            document = recorded(small_config(kind, name, layers))
+            break
+        except Exception as error:
+            reason = said(error)
+    else:
+        return {"inference": reason, "training": reason}
+    from staticmem.frontends.recorded import RecordedModel
+    from staticmem.studies import Request, Study
+
+    answers = {}
+    for title, words in (("inference", {"mode": "infer"}), ("training", {"optimizer": "adamw"})):
+        try:
+            report = Study(RecordedModel("<m>", document, "transformers"), Request(batch=2, **words)).report
+            answers[title] = "" if report.peak.live_bytes else "no figure"
+        except Exception as error:
+            answers[title] = said(error)
+    return answers
+
+
+def recorded(content: dict[str, Any]) -> Any:
+    """The document of the recording, made as the process of an analysis makes it."""
+    from staticmem.frontends import recording_format
+    from staticmem.frontends.architectures import read_config
+    from staticmem.recording import architecture_child as child
+
+    with tempfile.TemporaryDirectory() as folder:
+        file, path = os.path.join(folder, "recording"), os.path.join(folder, "config.json")
+        Path(path).write_text(json.dumps(content), "utf-8")
+        job = {
+            "package": "transformers", "name": path, "config": read_config(path), "options": {}, "sizes": None,
+            "memory_limit": 8 << 30, "kind": "", "file": file,
+        }  # fmt: skip
+        child._work(job)
+        return recording_format.unpack(Path(file).read_bytes(), path)
+
+
+def said(error: BaseException) -> str:
+    what = getattr(error, "what", "") or getattr(error, "message", "")
+    text = f"{what}: {getattr(error, 'why', '')}" if what else f"{type(error).__name__}: {error}"
+    return " ".join(text.replace("|", "/").split())[:300]
+
+
+def _in_process(kind: str, name: str, pipe: Any) -> None:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        pipe.send(tried(kind, name))
+
+
+def tried_apart(kind: str, name: str) -> dict[str, str]:
+    """The same in a process of its own, with a limit of time: this one has imported the packages, which takes long."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_in_process, args=(kind, name, there))
+    process.start()
+    there.close()
+    reason = ""
+    try:
+        if here.poll(TIMEOUT):
+            return here.recv()  # type: ignore[no-any-return]
+        reason = f"longer than {TIMEOUT:.0f} seconds"
+    except EOFError:
+        reason = "its process ended"
+    finally:
+        process.kill()
+        process.join()
+    return {"inference": reason, "training": reason}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state", required=True, help="a file of JSON lines: what was tried")
+    parser.add_argument("--minutes", type=float, default=600.0, help="stop after them")
+    parser.add_argument("--every", type=int, default=1, help="one architecture in so many")
+    parser.add_argument("--only", help="types that match an expression, tried again")
+    parser.add_argument("--page", help="write the list of those that are not answered")
+    args = parser.parse_args()
+    ends = time.monotonic() + args.minutes * 60
+    done = _read(args.state)
+    chosen = list(architectures().items())[:: args.every]
+    os.environ.update(HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+    _import_all()
+    for kind, name in chosen:
+        again = args.only is not None and re.search(args.only, kind)
+        if (args.only is None and kind not in done) or again:
+            if time.monotonic() > ends:
+                break
+            done[kind] = {"class": name, **tried_apart(kind, name)}
+            with open(args.state, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"type": kind, **done[kind]}) + "\n")
+    listed = {kind: done[kind] for kind, _ in chosen if kind in done}
+    for title in ("inference", "training"):
+        answered = sum(not one[title] for one in listed.values())
+        share = answered / max(len(listed), 1)
+        print(f"{title}: {answered} of {len(listed)} ({share:.1%}); {len(chosen) - len(listed)} left")
+    if args.page:
+        Path(args.page).write_text(page(listed), "utf-8")
+    return 0
+
+
+def _read(path: str) -> dict[str, dict[str, str]]:
+    if not os.path.exists(path):
+        return {}
+    lines = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+    return {line.pop("type"): line for line in lines}
+
+
+def _import_all() -> None:
+    import torch
+    import transformers.modeling_utils  # noqa: F401
+
+    import staticmem.recording.architecture_child
+    import staticmem.studies  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def page(listed: dict[str, dict[str, str]]) -> str:
+    """The page of those that are not answered, by their reasons."""
+    import transformers
+
+    counts = {title: sum(not one[title] for one in listed.values()) for title in ("inference", "training")}
+    made = "python scripts/readings/transformers_architectures.py --state FILE --page docs/generated/transformers.md"
+    text = (
+        f"Of {len(listed)} architectures that have a config, {counts['inference']} are answered for inference and "
+        f"{counts['training']} for training, each with its default config (of two layers where that builds). "
+        "These are not:"
+    )
+    lines = [
+        "# Architectures of transformers", "", f"Made by `{made}`, with transformers {transformers.__version__}.", "",
+        text, "", "| type | class | inference | training |", "|---|---|---|---|",
+    ]  # fmt: skip
+    for kind, one in listed.items():
+        if one["inference"] or one["training"]:
+            same = one["inference"] == one["training"]
+            training = "the same" if same else one["training"] or "answered"
+            lines.append(f"| {kind} | {one['class']} | {one['inference'] or 'answered'} | {training} |")
+    reasons = [one["inference"] or one["training"] for one in listed.values()]
+    common = Counter(re.sub(r"'[^']*'|[0-9]+", "…", reason)[:60] for reason in reasons if reason)
+    print(*(f"{count} {text}" for text, count in common.most_common(12)), sep="\n", file=sys.stderr)
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,181 @@
+"""What the Hugging Face Hub says of a model: its config and the headers of its weights, fetched by a process of its own
+(`recording.hub_child`) with bounds of time and memory, once in a process; and what is said of a checkpoint beside the
+architecture that is built.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from staticmem import child
+from staticmem.child import Failure
+from staticmem.errors import UsageError
+from staticmem.files import temporary_folder
+from staticmem.frontends.architectures import HUB, Architecture, config_of, read_config
+from staticmem.frontends.checkpoint import Tensor, loaded_dtype, tensors_of_folder
+from staticmem.ir.graph import Note
+from staticmem.units import format_bytes
+
+TIMEOUT = 180.0  # seconds of all requests together: 163 files of DeepSeek-V3, 8 at a time, take 30 on a slow line
+MEMORY = 4 << 30  # bytes that the process may have
+_OFFLINE_HINT = "Unset HF_HUB_OFFLINE, or fetch the config once: hf download OWNER/NAME config.json"
+FAILURES: child.Failures = {
+    "run": Failure("{name} cannot be read from the Hub", "{message}.", "Try it again.", "SM415"),
+    "network": Failure(
+        "{name} cannot be read from the Hub", "{message}.",
+        "Check the network, HF_ENDPOINT and HTTPS_PROXY (HF_HUB_DOWNLOAD_TIMEOUT: seconds an answer takes).",
+        "SM415",
+    ),
+    "offline": Failure("{name} cannot be read from the Hub", "{message}.", _OFFLINE_HINT, "SM415"),
+    "gated": Failure(
+        "{name} is gated, and not open to you", "{message}.",
+        "Accept its conditions on its page and log in (hf auth login, or HF_TOKEN), or give a config.json.", "SM415",
+    ),
+    "missing": Failure(
+        "{name} is not on the Hub", "{message}.",
+        "Check the name. A private or gated one needs a token (hf auth login, or HF_TOKEN); a path has to exist.",
+        "SM415",
+    ),
+    "memory": Failure("{name} has headers that take too much memory", "{message}.", "Give its config.json.", "SM415"),
+    "crash": Failure("the process that asks the Hub ended", "{message}.", "Give the config.json of {name}.", "SM415"),
+    "timeout": Failure(
+        "the Hub took longer than {timeout} seconds", "The process was ended.", "Try it again, or give a config.json.",
+        "SM415",
+    ),
+}  # fmt: skip
+_fetched: dict[tuple[str, str], Described] = {}
+
+
+@dataclass(frozen=True)
+class Described:
+    """A config and the checkpoint beside it. `place` says where it is from, `unread` why there are no headers."""
+
+    config: dict[str, Any]
+    tensors: Sequence[Tensor] = ()
+    place: str = ""
+    unread: str = ""
+
+
+def describe(architecture: Architecture) -> Described:
+    """The config of a model of transformers, in the dtype that the library would load, and its checkpoint.
+
+    Raises:
+        ModelFileError: it is no config of a model that is built (SM145, SM147).
+        UsageError: huggingface_hub is not installed (SM146).
+        RunError: the Hub does not give it (SM415).
+    """
+    described = _of_folder(architecture) if not architecture.revision else _of_hub(architecture)
+    dtype = loaded_dtype(described.tensors)
+    if dtype is None or _says_dtype(described.config):
+        return described
+    return Described({**described.config, "dtype": dtype}, described.tensors, described.place, described.unread)
+
+
+def _of_folder(architecture: Architecture) -> Described:
+    config = read_config(architecture.name)
+    folder = os.path.dirname(architecture.name)
+    try:
+        return Described(config, tensors_of_folder(folder), f"{folder or 'the folder'}")
+    except ValueError as error:
+        return Described(config, (), folder, str(error))
+
+
+def _of_hub(architecture: Architecture) -> Described:
+    key = architecture.name, architecture.revision
+    if key not in _fetched:
+        _fetched[key] = _fetch(architecture)
+    return _fetched[key]
+
+
+def _fetch(architecture: Architecture) -> Described:
+    name = f"{HUB}:{architecture.name}" + (f"@{architecture.revision}" if architecture.revision != "main" else "")
+    if importlib.util.find_spec("huggingface_hub") is None:
+        hint = "pip install 'staticmem[hub]'; or give a config.json."
+        raise UsageError("huggingface_hub is not installed", f"{name} is fetched with it.", hint, "SM146")
+    if not architecture.given.startswith(f"{HUB}:"):
+        sys.stderr.write(f"{architecture.given} is no path here: the Hugging Face Hub is asked for {name}\n")
+    with temporary_folder() as folder:
+        job = {
+            "repository": architecture.name, "revision": architecture.revision, "seconds": TIMEOUT,
+            "memory_limit": MEMORY, "answer": os.path.join(folder, "answer.json"),
+        }  # fmt: skip
+        answer = child.run("staticmem.recording.hub_child", job, folder, TIMEOUT, FAILURES, name=name)
+    tensors = [Tensor(title, dtype, tuple(shape)) for title, dtype, shape in answer["tensors"]]
+    commit = f" at {answer['commit'][:12]}" if answer["commit"] else ""
+    return Described(config_of(answer["config"], name), tensors, f"{answer['place']}{commit}", answer["unread"])
+
+
+def _says_dtype(content: Any) -> bool:
+    """Whether a config, or a part of it, says the dtype of the weights."""
+    if not isinstance(content, Mapping):
+        return False
+    return any(content.get(key) for key in ("dtype", "torch_dtype")) or any(map(_says_dtype, content.values()))
+
+
+def notes_of(architecture: Architecture, described: Described, document: Mapping[str, Any]) -> list[Note]:
+    """What the report says: where the config is from, of which dtype the weights are, and what of the checkpoint the
+    architecture has not, or the other way round."""
+    notes = []
+    if architecture.revision:
+        bare = "" if architecture.given.startswith(f"{HUB}:") else f"{architecture.given} is no path here: "
+        text = f"{bare}the config of {architecture.name} was read from {described.place}{_said_of(described.tensors)}"
+        notes.append(Note("assumption", "SM415", text))
+    if described.unread:
+        text = (
+            f"the headers of the weights could not be read ({described.unread}): dtypes are those of the config alone"
+        )
+        notes.append(Note("warning", "SM416", text))
+    if described.tensors and not described.config.get("quantization_config"):
+        notes += _differences(described.tensors, _owned(document["parameters"]), _owned(document["buffers"]))
+    return notes
+
+
+def _said_of(tensors: Sequence[Tensor]) -> str:
+    if not tensors:
+        return ""
+    dtypes = Counter[str]()
+    for tensor in tensors:
+        dtypes[tensor.dtype] += tensor.elements
+    elements = ", ".join(f"{count:,} {dtype}" for dtype, count in dtypes.most_common(4))
+    return f"; the headers of its weights say {elements} ({format_bytes(sum(t.size for t in tensors))})"
+
+
+def _owned(rows: Sequence[Sequence[Any]]) -> dict[str, tuple[tuple[int, ...], str, bool]]:
+    """Of tensors in the document of a recording, by name: shape, dtype, and whether it shares another's storage."""
+    owned: dict[str, tuple[tuple[int, ...], str, bool]] = {}
+    last: list[str] = []
+    for row in rows:
+        shared, rest, shape, *more = row
+        last = [*last[:shared], *rest.split(".")]
+        dtype = more[0] if more else "float32"
+        owned[".".join(last)] = (tuple(shape), dtype, len(more) > 2 and more[2] >= 0)
+    return owned
+
+
+def _differences(tensors: Sequence[Tensor], parameters: Any, buffers: Any) -> list[Note]:
+    """A warning where the checkpoint has more or fewer elements than the architecture could take from it.
+
+    Names are no measure: transformers renames and joins tensors as it loads them. A tied weight may be in the file
+    twice, and buffers may be or not.
+    """
+    own = sum(math.prod(shape) for shape, _, tied in parameters.values() if not tied)
+    most = own + sum(math.prod(shape) for shape, _, tied in parameters.values() if tied)
+    most += sum(math.prod(shape) for shape, _, _ in buffers.values())
+    there = sum(tensor.elements for tensor in tensors)
+    if own <= there <= most:
+        return []
+    shapes = {shape for shape, _, _ in (*parameters.values(), *buffers.values())}
+    strange = max((t for t in tensors if t.shape not in shapes), key=lambda t: t.elements, default=None)
+    example = "" if strange is None else f"; it has {strange.name} {list(strange.shape)}, which is not built"
+    text = (
+        f"the checkpoint has {there:,} elements, and the architecture that is built has {own:,}{example}: the figures "
+        "are of the architecture (head=CLASS chooses another class)"
+    )
+    return [Note("warning", "SM416", text)]
