@@ -46,7 +46,8 @@ examples:
 def add_export(verbs: Any) -> None:
     about = "export a model's code for analysis, without weights"
     parser = add_verb(verbs, "export", run, about, DESCRIPTION, EPILOG)
-    about = "a module or a .py file, and a name in it; or transformers:CONFIG.json, hf:OWNER/NAME, timm:NAME, .."
+    names = "transformers:CONFIG.json, hf:OWNER/NAME, timm:NAME, torchvision:NAME"
+    about = f"a module or a .py file, and a name in it; or {names}"
     parser.add_argument("factory", metavar="MODULE:FACTORY", help=about)
     parser.add_argument("-o", "--output", metavar="FILE", required=True, help="model.pt2 or model.onnx")
     parser.add_argument("--force", action="store_true", help="overwrite the output file")
