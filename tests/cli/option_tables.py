@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import zip_longest
 
 from staticmem.cli.session import OPTIMIZED
 from staticmem.config import fields
@@ -40,15 +41,20 @@ def flags(options: Iterable[Option]) -> str:
 
 
 def keywords() -> str:
-    """The keywords of `staticmem.analyze` with their defaults."""
+    """The keywords of `staticmem.analyze` with their defaults and words; docs/usage.md says what each does."""
     own = [("`model`", "", MODEL), ("`inputs`", "`None`", INPUTS), ("`explain_peak`", "`False`", EXPLAIN)]
-    options = [(f"`{name}`", f"`{one.default!r}`", f"{one.about}{_quoted(one)}") for name, one in OPTIONS.items()]
+    options = [(f"`{name}`", f"`{one.default!r}`", _words(one)) for name, one in OPTIONS.items()]
     return _table(("parameter", "default", ""), own + options)
 
 
 def keys(entries: Mapping[str, fields.Entry]) -> str:
-    """Keys of a config with an example of each."""
-    return _table(("key", "example", ""), [(f"`{k}`", f"`{e.example}`", e.about) for k, e in entries.items()])
+    """Keys of a config with an example of each, in two columns; docs/usage.md says what each does."""
+    cells = [(f"`{key}`", f"`{entry.example}`") for key, entry in entries.items()]
+    half = (len(cells) + 1) // 2
+    return _table(
+        ("key", "example") * 2,
+        [one + other for one, other in zip_longest(cells[:half], cells[half:], fillvalue=("", ""))],
+    )
 
 
 def _flag(one: Option) -> str:
@@ -59,9 +65,9 @@ def _flag(one: Option) -> str:
     return f"{spelled}, `--no-{one.flag[2:]}`" if one.kind == "switch" and one.default else spelled
 
 
-def _quoted(one: Option) -> str:
-    text = ": " + ", ".join(f'`"{word}"`' for word in one.choices) if one.choices else ""
-    return f"{text}; without it {one.unset}" if one.unset else text
+def _words(one: Option) -> str:
+    words = ", ".join(f'`"{word}"`' for word in one.choices)
+    return "; ".join(part for part in (words, one.unset and f"without it {one.unset}") if part)
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
