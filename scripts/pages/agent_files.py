@@ -38,7 +38,7 @@ def purpose(page: Path) -> str:
 
 def llms_text() -> str:
     lines = ["# staticmem", "", f"> {SUMMARY}", ""]
-    index = (DOCS / "README.md").read_text(encoding="utf-8").partition("\nDecisions, one page each:")[0]
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
     for part in re.split(r"^## ", index, flags=re.M)[1:]:
         title, _, body = part.partition("\n")
         targets = [target for target in re.findall(r"\]\(([^)#]+\.md)\)", body) if not target.startswith("..")]

@@ -78,17 +78,23 @@ def navigation(paths: dict[str, str]) -> list[object]:
     index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     for part in re.split(r"^## ", index, flags=re.M)[1:]:
         title, _, body = part.partition("\n")
-        body, _, decisions = body.partition("\nDecisions, one page each:\n")
-        pages: list[object] = linked_pages(body, paths)
-        if decisions:
-            pages.append({"Decisions": linked_pages(decisions, paths)})
-        sections.append({title: pages})
+        pages = linked_pages("docs/README.md", body, paths)
+        sections.append({title: [with_decisions(page, paths) for page in pages]})
     return [*sections, "pages.md", "changelog.md"]
 
 
-def linked_pages(text: str, paths: dict[str, str]) -> list[object]:
-    """What a part of the index links to, each once."""
-    targets = [os.path.normpath(os.path.join("docs", target)) for target, _ in LINK.findall(text)]
+def with_decisions(page: str, paths: dict[str, str]) -> object:
+    """A page, and with the list of decisions each of them."""
+    if page != "internals/decisions.md":
+        return page
+    source = "docs/internals/decisions.md"
+    text = (ROOT / source).read_text(encoding="utf-8")
+    return {"Decisions": [page, *linked_pages(source, text, paths)]}
+
+
+def linked_pages(source: str, text: str, paths: dict[str, str]) -> list[str]:
+    """What a part of a page links to, each once."""
+    targets = [os.path.normpath(os.path.join(os.path.dirname(source), target)) for target, _ in LINK.findall(text)]
     return [paths[target] for target in dict.fromkeys(targets)]
 
 
