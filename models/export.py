@@ -1,6 +1,6 @@
 """Exports the example networks to `.pt2` and `.onnx` without weights, and writes `manifest.json`.
 
-    pip install torch==2.13.0 onnx onnxscript
+    pip install -e . torch==2.13.0 onnx onnxscript
     python models/export.py              # all of them, into the folder of this script
     python models/export.py --out elsewhere resnet50
 
@@ -8,8 +8,9 @@ Every network is built on the meta device, so no weight is ever made. It is expo
 normalisation uses the statistics of the batch and dropout stays. The batch is symbolic; the `_hw` variants have a
 symbolic height and width too.
 
-- `.pt2` is `torch.export.save` as it is, compressed, less the recorded source lines (which name files of whoever ran
-  this).
+- `.pt2` is `torch.export.save` as it is, compressed, less the source lines in its graph, which name files of whoever
+  ran this. It carries a recording of the code, as what `staticmem export` writes does. `.onnx` has none: files without
+  one have to be read too.
 - `.onnx` is the dynamo exporter without its optimiser (which would fold batch normalisation into convolutions). Weights
   are external data without a data file: names, shapes and types are there, bytes are not. Read it with
   `onnx.load(path, load_external_data=False)`.
@@ -32,8 +33,11 @@ import onnx_ir
 import onnxscript
 import torch
 from architectures import ARCHITECTURES
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+
+from staticmem.recording.record import record
+from staticmem.recording.told import with_recording
 
 HERE = Path(__file__).resolve().parent
 EXTERNAL = "weights-not-included.bin"  # named by every initializer, and never written
@@ -66,11 +70,15 @@ JOBS = (
 )
 
 
-def program(job: Job) -> ExportedProgram:
-    """The network of `job`, traced in training mode on the meta device."""
+def network(job: Job) -> tuple[nn.Module, Tensor]:
+    """The network of `job` in training mode and an image, both on the meta device."""
     with torch.device("meta"):
-        model = ARCHITECTURES[job.network]().train()
-        image = torch.empty(job.shape)
+        return ARCHITECTURES[job.network]().train(), torch.empty(job.shape)
+
+
+def program(job: Job) -> ExportedProgram:
+    """The network of `job`, traced."""
+    model, image = network(job)
     dims = {axis: Dim(name) if axis == 0 else Dim(name, min=LOW, max=HIGH) for axis, name in job.symbolic}
     exported = torch.export.export(model, (image,), dynamic_shapes=(dims,), strict=False)
     for node in exported.graph.nodes:
@@ -78,8 +86,8 @@ def program(job: Job) -> ExportedProgram:
     return exported
 
 
-def write_pt2(exported: ExportedProgram, path: Path) -> None:
-    """Saves the program, then packs the archive again, compressed, and proves that PyTorch still loads it."""
+def write_pt2(exported: ExportedProgram, job: Job, path: Path) -> None:
+    """Saves the program, packs the archive again, compressed and with a recording, and proves that PyTorch loads it."""
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / path.name
         torch.export.save(exported, raw)
@@ -88,6 +96,9 @@ def write_pt2(exported: ExportedProgram, path: Path) -> None:
                 info = zipfile.ZipInfo(member, ZIP_DATE)
                 info.compress_type = zipfile.ZIP_DEFLATED
                 target.writestr(info, source.read(member), compresslevel=9)
+    model, image = network(job)
+    document = record(model, (image,), axes=[dict(job.symbolic)])
+    path.write_bytes(with_recording(path.read_bytes(), ".pt2", document))
     torch.export.load(path)
 
 
@@ -147,7 +158,7 @@ def main() -> None:
         for kind in job.formats:
             path = given.out / f"{job.name}.{kind}"
             if kind == "pt2":
-                write_pt2(exported, path)
+                write_pt2(exported, job, path)
             else:
                 write_onnx(exported, job, path)
             entries.append(describe(path, job, exported))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import isqrt
 
 from staticmem.devices.gpus import Gpu
+from staticmem.engine.shapes import value_infos
 from staticmem.errors import DimensionError, StaticmemError, UsageError, did_you_mean
 from staticmem.ir.model_file import ModelFile, SymbolRange, describe_inputs
 from staticmem.parallel.strategies.context import unit_of_lengths
@@ -112,14 +113,30 @@ class GrownSize:
             first = -(-low // stride)
             starts = {first, first + 1} | ({max(first, example // stride)} if self.dim is not None else set())
             for start in sorted(starts):
-                if all(grown._is_taken(study, n) for n in (start, start + 1)):
-                    return grown, (start, max(start, most // stride))
+                if grown._is_taken(study, start):
+                    least = grown._least(study, first, start)
+                    return grown, (least, max(least, most // stride))
         return self, limits
 
+    def _least(self, study: Study, low: int, taken: int) -> int:
+        """The least size from `low` on that the model takes, where it takes `taken` and all behind the least."""
+        while low < taken:
+            middle = (low + taken) // 2
+            if self._is_taken(study, middle):
+                taken = middle
+            else:
+                low = middle + 1
+        return taken
+
     def _is_taken(self, study: Study, strides: int) -> bool:
-        """Whether the file allows this size, as far as it says."""
+        """Whether the file allows this size and the one behind it, as far as it says, and the ops take a dimension's:
+        five halvings leave nothing of a small image."""
         try:
-            Study(study.model, self.at(study.request, strides)).binding  # noqa: B018 - for its error
+            for size in (strides, strides + 1):
+                asked = Study(study.model, self.at(study.request, size))
+                assert asked.binding is not None
+                if self.dim is not None:
+                    value_infos(asked.graph, training=study.request.mode == "train")
         except DimensionError:
             return False
         return True

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import prod
 
+from staticmem.engine.shapes import value_infos
 from staticmem.ir.dtypes import DType, float32
 from staticmem.ir.graph import Graph, Op, Ref, Value
 from staticmem.ops import argument, in_place, kinds_of
@@ -139,7 +140,11 @@ _WHY_TEXTBOOK = (
 
 
 def with_textbook(report: Report, graph: Graph) -> Report:
-    """The report with the textbook estimate of the same graph beside it."""
+    """The report with the textbook estimate of the same graph beside it. A recording has no shapes of results: a run of
+    its forward gives them."""
+    if graph.recorded is not None:
+        infos = value_infos(graph, training=report.scenario.mode == "train")
+        graph = replace(graph, values={name: Value(name, info.dtype, info.shape) for name, info in infos.items()})
     estimate = textbook_estimate(graph)
     forward, backward = estimate.intermediate_bytes_forward, estimate.intermediate_bytes_with_backward
     total = estimate.parameter_bytes + (backward if report.scenario.mode == "train" else forward)

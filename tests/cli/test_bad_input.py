@@ -117,7 +117,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "dim": (["--dim", "seq"], "is not NAME=N"),
     "dim twice": (["--dim", "x[0]=1", "--dim", "x[0]=2"], "given twice"),
     "unknown dim": (["--dim", "foo=3"], "unknown dimension 'foo'"),
-    "contradiction": (["--batch", "2", "--dim", "x[0]=3", "--dim", "s77=4"], "both"),
+    "contradiction": (["--batch", "2", "--dim", "x[0]=3", "--dim", "batch=4"], "both"),
     "unknown flag": (["--optimiser", "adam"], "Did you mean '--optimizer NAME'?"),
     "no such flag": (["--xyzzy"], "See 'staticmem analyze --help'."),
     "output suffix": (["-o", "report.pdf"], "no format for 'report.pdf'"),

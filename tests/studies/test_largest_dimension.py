@@ -6,6 +6,7 @@ import copy
 import csv
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -148,3 +149,12 @@ def test_what_cannot_be_asked(tokens: str, capsys: pytest.CaptureFixture[str]) -
     step[step.index("--max-dim") + 1] = "sequence"
     assert main(["size", *step, "--batch", "2"]) == 2
     assert "no open dimension 'sequence'" in capsys.readouterr().err
+
+
+def test_least_size_is_one_that_the_ops_take() -> None:
+    """Five poolings halve an image of 31 to nothing. A recording says only that its width is open."""
+    model = Path(__file__).parents[2] / "models" / "vgg16_hw.pt2"
+    study = Study.open(model, Request(batch=1, dims={"height": 224}))
+    _, limits = GrownSize("width").tried(study)
+    assert limits is not None
+    assert limits[0] == 32
