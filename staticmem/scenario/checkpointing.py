@@ -53,7 +53,7 @@ class Checkpointing:
     )
     checkpoint_sequential: str | None = option(
         None, LEVERS, "text", "PATH", "path of the Sequential that is divided into segments",
-        example="layers", unset="the one with the most modules of its own",
+        example="layers", unset="the one with the most modules",
     )
     # fmt: on
 

@@ -24,19 +24,16 @@ class CompileOptions:
     compile: bool | str | tuple[str, ...] = option(
         (), STEP, "modules", "CLASS|PATH", "runs under torch.compile: the whole model, or modules by class or path",
         example="true",
-        details="Without a value the whole model; each module of a class or path is compiled for itself. `*` stands "
-        "for one part of a path. The loss and the optimizer stay eager ([compile](compile.md))",
+        details="Without a value the whole model. The loss and the optimizer stay eager ([compile](compile.md))",
     )
     compile_mode: str = option(
         DEFAULT_MODE, STEP, "choice", "MODE", "the mode of torch.compile", choices=COMPILE_MODES,
         example="reduce-overhead",
-        details="With `compile`. `reduce-overhead` runs what is compiled as CUDA graphs, in a pool of their own; "
-        "`max-autotune` does so too, and measures kernels on the card ([compile](compile.md#cuda-graphs))",
+        details="`reduce-overhead` and `max-autotune` run CUDA graphs ([compile](compile.md#cuda-graphs))",
     )
     activation_memory_budget: float = option(
         1.0, LEVERS, "fraction", "SHARE", "share of what the compiler would save for the backward that it may save",
-        example="0.5", details="With `compile`. PyTorch's `torch._functorch.config.activation_memory_budget`: 1 saves "
-        "what is cheapest in time, 0 computes all of the forward again ([compile](compile.md))",
+        example="0.5", details="1 saves what is cheapest in time, 0 computes all of the forward again",
     )
     # fmt: on
 

@@ -29,15 +29,13 @@ class DeviceOptions:
     )
     torch_version: str | None = option(
         None, DEVICE, "text", "V", "the PyTorch that runs the step", unset="2.13", example="2.9",
-        details="Decides workspaces of cuBLAS, which cuDNN, and what autograd saved before 1.11. Before 2.0 optimizers "
-        "run as for-loops, gradients are zeroed, and attention is written out, where nothing else is said. "
-        "`1.12+cu113` names a build for another CUDA than that on PyPI",
+        details="Decides cuBLAS and cuDNN; before 2.0 also optimizers as for-loops, zeroed gradients and attention "
+        "that is written out. `1.12+cu113` names a build for another CUDA than that on PyPI",
     )
     module_loading: str | None = option(
         None, DEVICE, "choice", "WHEN", "when kernels come to the GPU, as CUDA_MODULE_LOADING",
         choices=("lazy", "eager"), unset="as that PyTorch does, eager before 1.13", example="lazy",
-        details="At their first use, or all with the context. A driver before R515 loads eagerly "
-        "([hardware](hardware.md))",
+        details="A driver before R515 loads eagerly ([hardware](hardware.md))",
     )
     tf32: bool = option(True, DEVICE, "switch", "", "torch.backends.cudnn.allow_tf32 is on")
     channels_last: bool = option(

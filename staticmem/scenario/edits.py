@@ -32,7 +32,7 @@ class Edits:
         "those that pay ([which del is worth what](liveness-graph.md#which-del-is-worth-what))",
     )
     unfold_batchnorm: bool = option(
-        False, STEP, "switch", "", "puts a batch norm behind every convolution with a bias",
+        False, STEP, "switch", "", "puts a batch norm after every convolution with a bias",
         details="For files whose norms were folded away (an inference export analysed for training)",
     )
     inplace_activations: str = option(

@@ -43,10 +43,8 @@ class LossOptions:
     loss: str | Mapping[Any, str] = option(
         "auto", STEP, "loss", "LOSS", "the loss, or that of each output; auto chooses by the output's shape",
         choices=LOSSES, training=True, example="auto",
-        details="The report says what was chosen. `none`: the first output is the loss, or the gradient that backward "
-        "starts from has its size; `outputs`: backward starts from all outputs, each with a gradient of its size. "
-        "`out=cross-entropy,aux=0.4*cross-entropy` sums losses of outputs ([several "
-        "outputs](levers.md#several-outputs)); the others are those of libraries: [losses](levers.md#losses)",
+        details="`none`: the first output is the loss; `outputs`: backward starts from all outputs. "
+        "`out=cross-entropy,aux=0.4*cross-entropy` sums losses of several. [Losses](levers.md#losses) has all",
     )
     target_length: int | None = option(
         None, STEP, "whole", "N", "labels of the longest target, with --loss ctc", training=True, example="50",

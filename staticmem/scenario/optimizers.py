@@ -86,9 +86,8 @@ class OptimizerOptions:
         None, STEP, "choice", "NAME", "optimizer of the step, which makes it training", choices=OPTIMIZERS,
         aliases=tuple(NAMES_OF_TRANSFORMERS),
         training=True, example="adam",
-        details="adafactor-hf is that of transformers, lion that of timm; those with a number of bits are of "
-        "bitsandbytes; muon leaves what is no hidden matrix to AdamW: [levers](levers.md#optimizers). Names that "
-        "`TrainingArguments(optim=)` of transformers takes stand for these",
+        details="[Optimizers](levers.md#optimizers) says whose each is. Names that `TrainingArguments(optim=)` of "
+        "transformers takes are accepted too",
     )
     optimizer_impl: str = option(
         "foreach", STEP, "choice", "IMPL", "PyTorch's implementation of the optimizer",
@@ -138,15 +137,13 @@ class ProjectionOptions:
         (), STEP, "names", "NAME",
         "modules whose weights galore-adamw and apollo-adamw project: all-linear, or parts of paths",
         training=True, owners=LOW_RANK, example="[attn, mlp]", needs=TRAINED,
-        details="As a list for `TrainingArguments(optim_target_modules=)` of transformers: a part of a path, a path, "
-        "or a regular expression of whole paths; linear layers alone ([levers](levers.md#galore-and-apollo))",
+        details="As for `TrainingArguments(optim_target_modules=)` ([levers](levers.md#galore-and-apollo))",
     )
     optim_args: str | Mapping[str, Any] | None = option(
         None, STEP, "pairs", "KEY=VALUE,...", "options of galore-adamw and apollo-adamw",
         training=True, owners=LOW_RANK, example="{rank: 128, update_proj_gap: 200}",
         unset="rank=128,update_proj_gap=200", needs=TRAINED,
-        details="As `TrainingArguments(optim_args=)` of transformers: `rank`, `update_proj_gap`, `scale`, `proj_type`, "
-        "and for apollo-adamw `proj` and `scale_type` ([levers](levers.md#galore-and-apollo))",
+        details="As for `TrainingArguments(optim_args=)` ([levers](levers.md#galore-and-apollo))",
     )
     # fmt: on
 

@@ -26,8 +26,8 @@ class Precision:
     sdpa: str = option(
         "auto", STEP, "choice", "KERNEL", "kernel of scaled_dot_product_attention; auto chooses as PyTorch does",
         choices=("auto", "cudnn", "flash", "efficient", "math"), example="auto",
-        details="As on an sm_90 GPU; the report says what was chosen and why. Where PyTorch has no such kernel for the "
-        "inputs (flash takes no mask and no float32), the automatic choice stands and the report says so",
+        details="As on an sm_90 GPU; where PyTorch has no such kernel for the inputs, the automatic choice stands, and "
+        "the report has a note",
     )
     # fmt: on
 

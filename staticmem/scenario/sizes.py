@@ -16,13 +16,11 @@ class Sizes:
 
     batch: int | None = option(
         None, SIZES, "whole", "N", "size of axis 0 of every input", letter="-b", example="32",
-        details="Where the export fixed the same size for all inputs it is changed (a 1 stays; several sizes are an "
-        "error). If the file leaves it open and you do not give it, 1 is assumed and the report says so",
+        details="A size that the export fixed for all inputs is changed (a 1 stays). An open one is 1 by default",
     )
     resolution: int | tuple[int, int] | None = option(
         None, SIZES, "resolution", "N|HxW", "height and width of 4-D image inputs, one number for both", example="224",
-        details="In ONNX files whose input a `Transpose` shows to be channels last (TensorFlow, Keras) these are "
-        "axes 1 and 2. Where the shape looks so and nothing shows it, an error asks for `--dim input[axis]=N`",
+        details="In ONNX files with channels last (TensorFlow, Keras) these are axes 1 and 2",
     )
     dims: Mapping[str, int] | None = option(
         None, SIZES, "dims", "NAME=N", "size of another open dimension, by its name", flag="--dim",

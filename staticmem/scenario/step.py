@@ -37,8 +37,7 @@ class Loop:
     offload_activations: str = option(
         ON_GPU, LEVERS, "choice", "WORD", "what autograd saves in the forward of the model is on the CPU",
         choices=OFFLOADS, example=PINNED,
-        details="`save-on-cpu` is `torch.autograd.graph.save_on_cpu()`, `pinned` the same with `pin_memory=True`, "
-        "`torchtune` its `OffloadActivations` ([levers](levers.md#saved-tensors-on-the-cpu))",
+        details="[Levers](levers.md#saved-tensors-on-the-cpu) says what each runs",
     )
     grad_scaler: bool = option(False, LEVERS, "switch", "", "torch.amp.GradScaler around loss and step")
     set_to_none: bool = option(
@@ -60,8 +59,7 @@ class Loop:
     retain_graph: bool = option(
         False, LEVERS, "switch", "", "backward(retain_graph=True): what it reads stays until it returns",
         needs=BACKWARD,
-        details="The graph then ends with the function that called it. A loop that keeps the loss in a variable keeps "
-        "its graph through the next forward too, which is not counted",
+        details="The graph then ends with the function that called it ([levers](levers.md#others))",
     )
     backward: bool = option(
         True, LEVERS, "switch", "", "the backward runs; else the forward alone, which records what one would read",
@@ -69,9 +67,8 @@ class Loop:
     outputs: str = option(
         HELD, LEVERS, "choice", "WORD", "whether the loop holds the model's outputs until the next forward returns",
         choices=(HELD, DROPPED), example=DROPPED, training=False, needs="",
-        details="`held`: `outputs = model(x)` has them until the next step assigns it anew. `dropped`: nothing has "
-        "them once the loss is computed, as with trainers, or in inference before the next call "
-        "([levers](levers.md#outputs-of-the-model))",
+        details="`held`: as a variable of the loop has them. `dropped`: nothing has them once the loss is computed, as "
+        "with trainers ([levers](levers.md#outputs-of-the-model))",
     )
     float32_outputs: bool = option(
         False, LEVERS, "switch", "", "outputs come back from autocast in float32, as from accelerate's prepare()",
