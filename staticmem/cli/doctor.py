@@ -79,6 +79,7 @@ _USES = {
     "onnxruntime-gpu": "validate on a GPU",
     "nvidia-ml-py": "reading a GPU's memory",
     "nvidia-cudnn-cu13": "--cudnn library",
+    "mcp": "tools for agents",
     "distributed": "sweeps on a cluster",
 }
 

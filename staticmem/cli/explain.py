@@ -36,17 +36,26 @@ def entries() -> dict[str, tuple[str, str]]:
     return {code: (entry["title"], entry["text"]) for code, entry in texts.items()}
 
 
-def run(args: argparse.Namespace) -> int:
+def entry_of(given: str) -> tuple[str, str, str]:
+    """A code as it is written, with its title and text.
+
+    Raises:
+        UsageError: there is no such code.
+    """
     codes = entries()
-    if args.code is None:
-        lines = [f"{code}  {title}" for code, (title, _) in codes.items()]
-        sys.stdout.write("\n".join(lines) + "\n")
-        return 0
-    code = args.code.strip().strip("[]").upper()
+    code = given.strip().strip("[]").upper()
     code = f"SM{code}" if code.isdigit() else code
     if code not in codes:
         why = "Codes are SM and three digits; 'staticmem explain' lists them."
-        raise UsageError(f"unknown code '{args.code}'", why, closest(code, codes), "SM134")
-    title, text = codes[code]
+        raise UsageError(f"unknown code '{given}'", why, closest(code, codes), "SM134")
+    return code, *codes[code]
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.code is None:
+        lines = [f"{code}  {title}" for code, (title, _) in entries().items()]
+        sys.stdout.write("\n".join(lines) + "\n")
+        return 0
+    code, title, text = entry_of(args.code)
     sys.stdout.write(f"{code}: {title} ({KINDS[code[:3]]})\n\n{textwrap.fill(text, 100)}\n")
     return 0

@@ -60,6 +60,7 @@ MODULES = {
     "export": "export",
     "annotate": "annotate",
     "explain": "explain",
+    "mcp": "agents",
     "doctor": "doctor",
     "completion": "setup",
 }
