@@ -16,7 +16,7 @@ class Sizes:
 
     batch: int | None = option(
         None, SIZES, "whole", "N", "size of axis 0 of every input", letter="-b", example="32",
-        details="A size that the export fixed for all inputs is changed (a 1 stays). An open one is 1 by default",
+        details="A size that the export fixed for all inputs is changed; axes of 1 stay. An open one is 1 by default",
     )
     resolution: int | tuple[int, int] | None = option(
         None, SIZES, "resolution", "N|HxW", "height and width of 4-D image inputs, one number for both", example="224",
