@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import re
-from math import hypot
+from math import floor, hypot
 from typing import NamedTuple
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _BINARY = ((2**40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+_NEXT_UNIT = 0.9995  # of a unit and more is written as 1.00 of it, not as 1,000 or 1,024 of the smaller one
 _DECIMAL = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
-def format_bytes(n: int, units: str = "binary", digits: int = 2) -> str:
-    """`n` bytes as text, e.g. `2.88 GiB` (binary) or `3.09 GB` (decimal); `bytes` gives the plain integer."""
+def format_bytes(n: int, units: str = "binary", digits: int | None = None) -> str:
+    """`n` bytes as text, e.g. `2.88 GiB` (binary) or `3.09 GB` (decimal); `bytes` gives the plain integer.
+
+    Three digits are written, or `digits` of them after the point.
+    """
     if units == "bytes":
         return f"{n:,} B"
     sign, n = ("-", -n) if n < 0 else ("", n)
     for factor, name in _DECIMAL if units == "decimal" else _BINARY:
-        if n >= factor:
-            return f"{sign}{n / factor:.{digits}f} {name}"
+        if n >= _NEXT_UNIT * factor:
+            return f"{sign}{three_digits(n / factor, digits)} {name}"
     return f"{sign}{n} B"
 
 
+def three_digits(value: float, places: int | None = None) -> str:
+    """`1.23`, `12.3`, `123`, `1,234`; or with so many places after the point. A half is rounded up."""
+    if places is None:
+        places = (value < 9.995) + (value < 99.95)
+    return f"{floor(value * 10**places + 0.5) / 10**places:,.{places}f}"
+
+
 def format_count(n: int) -> str:
-    """A count in the way people name model sizes: 25.56 M, 1.24 B."""
+    """A count in the way people name model sizes: 25.6 M, 1.24 B."""
     for factor, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if n >= factor:
-            return f"{n / factor:.2f} {name}"
+            return f"{three_digits(n / factor)} {name}"
     return str(n)
 
 

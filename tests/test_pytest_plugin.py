@@ -66,7 +66,7 @@ def test_outcomes(tmp_path: Path) -> None:
     assert outcomes["test_forgotten"] == outcomes["test_no_size"] == outcomes["test_without_a_unit"] == "ERROR"
     assert outcomes["test_without_the_fixture"] == "ERROR"
     assert "does not take the fixture gpu_memory" in run.stdout
-    assert "exceeds the budget of 100.00 MiB" in run.stdout
+    assert "exceeds the budget of 100 MiB" in run.stdout
     assert "device memory" in run.stdout
     assert "did not call gpu_memory()" in run.stdout
     assert "the limit is a size" in run.stdout

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from staticmem.frontends.architectures import model_name
 from staticmem.ort.report import SessionBand, SessionReport
 from staticmem.report.formats import JSON, Format
 from staticmem.report.formats.report import note_list
+from staticmem.report.model import Band
 from staticmem.report.text import PLAIN, Text, View
-from staticmem.report.verdict import fit_text, shape_text
+from staticmem.report.verdict import fit_lines, shape_text, with_article, worst_case
 
 _NAMES = {
     "weights": "weights in the arena",
@@ -26,7 +28,7 @@ def render(report: SessionReport, view: View = PLAIN) -> str:
     if view.quiet:
         return view.line(verdict(report, view))
     text = Text(view)
-    text.answer(verdict(report, view))
+    text.answer(*verdict_lines(report, view))
     _model(text, report)
     text.heading("Meters")
     text.columns(_meters(report, view), right=(1,))
@@ -43,37 +45,42 @@ def render(report: SessionReport, view: View = PLAIN) -> str:
 
 
 def verdict(report: SessionReport, view: View = PLAIN) -> str:
-    """The one line that a user came for."""
-    peak, scenario, gpu = report.peak, report.scenario, report.gpu
-    batch = "" if scenario.batch is None else f", batch {scenario.batch}"
-    name = report.model.path.replace("\\", "/").rsplit("/", 1)[-1]
+    """The answer on one line, with the session that it is of."""
+    answer, *more = verdict_lines(report, view)
+    return " ".join([f"{answer.removesuffix('.')} ({_session_name(report)}).", *more])
+
+
+def verdict_lines(report: SessionReport, view: View = PLAIN) -> list[str]:
+    """Whether the session fits, and what it needs; then what its tensors and its arena take."""
+    peak, gpu = report.peak, report.gpu
     where = f" at {peak.at_op} {peak.at_node}" if peak.at_node else ""
-    line = (
-        f"Peak {view.size(peak.tensors_bytes)} tensors{where}, {view.size(peak.held_bytes)} held — "
-        f"ONNX Runtime ({scenario.provider.upper()}), {name}{batch}."
-    )
+    held = view.size(peak.held_bytes)
+    tensors = f"Its tensors peak at {view.size(peak.tensors_bytes)}{where}, its arena holds {held}."
     if peak.host_bytes is not None:
-        return f"{line} With weights and inputs {view.size(peak.host_bytes)} of main memory."
-    line = f"{line} On the device {_device(report, view)}, not verified"
-    if gpu is None:
-        return f"{line}."
-    return f"{line}; it {fit_text(gpu, view)}."
+        return [f"Needs {view.size(peak.host_bytes)} of main memory with weights and inputs.", tensors]
+    need, bounds = peak.device_bytes or 0, peak.bands.get("device")
+    band = Band(bounds.low, bounds.high) if bounds is not None and bounds.high is not None else None
+    bound = "Nothing bounds its need from above, and it" if bounds is not None and band is None else "This"
+    if gpu is not None:
+        answer, *reasons = fit_lines(gpu, need, band, view)
+    else:
+        most = worst_case(need, band, None, view)
+        answer, reasons = f"Needs {view.size(need)} of GPU memory{most}, on {with_article(str(report.device))}.", []
+    return [answer, *reasons, f"{bound} was not compared with a GPU.", tensors]
 
 
-def _device(report: SessionReport, view: View) -> str:
-    band = report.peak.bands.get("device")
-    expected = view.size(report.peak.device_bytes or 0)
-    if band is None:
-        return expected
-    if band.high is None:
-        return f"{expected} ({view.size(band.low)} at least, no upper bound)"
-    return f"{expected} ({view.size(band.low)} to {view.size(band.high)})"
+def _session_name(report: SessionReport) -> str:
+    """`ONNX Runtime (CUDA), model.onnx, batch 8`."""
+    scenario = report.scenario
+    batch = "" if scenario.batch is None else f", batch {scenario.batch}"
+    return f"ONNX Runtime ({scenario.provider.upper()}), {model_name(report.model.path)}{batch}"
 
 
 def _model(text: Text, report: SessionReport) -> None:
     model, scenario = report.model, report.scenario
-    text.heading(f"{model.path}  ({model.format}, {model.producer})")
-    rows = [(f"input {t.name}", shape_text(f"{t.dtype} ", t.shape)) for t in model.inputs]
+    text.heading(_session_name(report))
+    rows = [("file", f"{model.path} ({model.format}, {model.producer})")]
+    rows += [(f"input {t.name}", shape_text(f"{t.dtype} ", t.shape)) for t in model.inputs]
     rows.append(("nodes", f"{model.nodes:,} ({scenario.executed_graph})"))
     options = [f"{name}={value}" for name, value in scenario.options.items() if value is not None]
     if not text.view.verbose:

@@ -90,7 +90,7 @@ class View:
     explain: bool = False
     top: int | None = None
 
-    def size(self, nbytes: int, digits: int = 2) -> str:
+    def size(self, nbytes: int, digits: int | None = None) -> str:
         """Bytes as text."""
         return format_bytes(nbytes, self.units, digits)
 
@@ -140,9 +140,11 @@ class Text:
         )  # fmt: skip
         self.lines += [self.style.paint(line, colour) for line in lines] if colour else lines
 
-    def answer(self, text: str, next_step: str = "") -> None:
-        """The first lines: what the user came for, and what to do next."""
+    def answer(self, text: str, *reasons: str, next_step: str = "") -> None:
+        """The first lines: what the user came for, why it is so, and what to do next."""
         self.wrap(text, colour="bold")
+        for reason in filter(None, reasons):
+            self.wrap(reason)
         if next_step:
             self.wrap(next_step, colour="dim")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from operator import itemgetter
 
 from staticmem.frontends.architectures import model_name
 from staticmem.liveness.why import short
@@ -119,7 +119,7 @@ def share(part: int, whole: int) -> str:
 
 def of_size(parts: Mapping[str, int]) -> list[tuple[str, int]]:
     """What is more than nothing, the largest first; equal sizes by name."""
-    return sorted([part for part in parts.items() if part[1]], key=_size_and_name)
+    return sorted(filter(itemgetter(1), parts.items()), key=_size_and_name)
 
 
 def _size_and_name(part: tuple[str, int]) -> tuple[int, str]:
@@ -127,13 +127,13 @@ def _size_and_name(part: tuple[str, int]) -> tuple[int, str]:
 
 
 def meter_rows(peak: model.Peak, view: View) -> list[tuple[str, str, str]]:
-    """The meters of the report: name, expected peak, and the band where it is open."""
+    """The meters of the report: name, expected peak, and the band where its ends do not look the same."""
     rows = []
     for name in METERS:
         expected, band = getattr(peak, f"{name}_bytes"), peak.bands.get(name)
         if expected is not None:
-            between = f"{view.size(band.low)} to {view.size(band.high)}" if band and band.low < band.high else ""
-            rows.append((name, view.size(expected), between))
+            low, high = view.size(band.low if band else expected), view.size(band.high if band else expected)
+            rows.append((name, view.size(expected), f"{low} to {high}" if low != high else ""))
     return rows
 
 
@@ -186,32 +186,96 @@ def plural(n: int, word: str) -> str:
 
 
 def verdict(report: model.Report, view: View = PLAIN) -> str:
-    """The answer: whether the step fits, how much of what; then the peak of live tensors."""
-    peak, gpu, step = report.peak, report.gpu, step_name(report)
-    live, at = view.size(peak.live_bytes), place(peak)
-    where = f"{_PHASES.get(peak.phase, peak.phase)}{f' ({at})' if at else ''}"
+    """The answer on one line, with the step that it is of."""
+    answer, *reasons = verdict_lines(report, view)
+    return " ".join([f"{answer.removesuffix('.')} ({step_name(report)}).", *reasons])
+
+
+def verdict_lines(report: model.Report, view: View = PLAIN) -> list[str]:
+    """The answer: whether the step fits, what it needs and at most; then what that hangs on, a sentence each."""
+    peak, gpu = report.peak, report.gpu
+    at = place(peak)
+    where = f"{PHASES.get(peak.phase, peak.phase)}{f' ({at})' if at else ''}"
+    live = view.size(peak.live_bytes)
     if peak.device_bytes is None:
-        return f"{live} of live tensors at the peak: {step}. The peak is in {where}."
-    device, band = view.size(peak.device_bytes), peak.bands.get("device")
-    most = f", {view.size(band.high)} at most" if band and band.high > peak.device_bytes else ""
+        most = worst_case(peak.live_bytes, peak.bands["live"], None, view)
+        return [f"Its tensors need {live}{most} at the peak, {where}."]
+    need, band = peak.device_bytes, peak.bands.get("device")
     if gpu is None:
-        card = f"{report.device.name}, which is assumed" if report.device else "a card that is assumed"
-        return (
-            f"{live} of live tensors at the peak, {device} on the device ({card}{most}): {step}. "
-            f"The peak is in {where}."
-        )
-    largest, usable = largest_text(report, view), view.size(gpu.usable_bytes)
+        card = report.device.name if report.device else "a card"
+        most = worst_case(need, band, None, view)
+        return [
+            f"Needs {view.size(need)} of GPU memory{most}, on {with_article(card)}, which is assumed.",
+            f"{live} of it are tensors at the peak, {where}.",
+        ]
+    largest = largest_text(report, view)
+    return [*fit_lines(gpu, need, band, view, returned_text(report.device, view)), *[largest] * bool(largest)]
+
+
+def fit_lines(gpu: model.GpuFit, need: int, band: model.Band | None, view: View, returned: str = "") -> list[str]:
+    """Whether a card runs the step and what of it the step needs; then why it is tight, and on which condition it runs.
+
+    Args:
+        need: bytes on the device that are expected.
+        returned: the sentence on cached memory that PyTorch frees.
+    """
+    card, uses = with_article(gpu.name), of_card(need, gpu.usable_bytes, view)
+    most = worst_case(need, band, gpu.usable_bytes, view)
     if gpu.obstacle:
-        needs = f"{gpu.obstacle}. Of its {usable} {step} would take {device}{most}"
-    elif gpu.least_usable_bytes is not None:
-        least = view.size(gpu.least_usable_bytes)
-        needs = f"{step} needs a card with {least} ({device} where nothing limits its cache); it has {usable}"
-    else:
-        returned = returned_text(report.device, view)
-        needs = f"{step} needs {device} of its {usable}{most}{returned}"
-        gpu = replace(gpu, why="") if returned else gpu  # it says why, with figures
-    line = f"{_capital(fit_text(gpu, view).removeprefix('is '))}: {needs}. Live tensors peak at {live} in {where}."
-    return f"{line} {largest}" if largest else line
+        return [f"Cannot run on {card}: {gpu.obstacle}.", f"Without that, it would need {uses}{most}."]
+    if gpu.fit == "does not fit":
+        return [f"Does not fit {card}: {shortage(gpu, need, view)}."]
+    on = " on a condition" if gpu.condition else ""
+    verb = "Fits" if gpu.fit == "fits" else "Tight on"
+    return [f"{verb} {card}{on}: needs {uses}{most}.", *fit_reasons(gpu, band, returned)]
+
+
+def fit_reasons(gpu: model.GpuFit, band: model.Band | None, returned: str) -> list[str]:
+    """Why a card is tight, unless its worst case says it, and on which condition it runs the step: a sentence each."""
+    why = "" if band is not None and band.high >= gpu.usable_bytes else gpu.why
+    only = f"It runs there only with {gpu.condition}." if gpu.condition else ""
+    return list(filter(None, (returned or (f"{why[:1].upper()}{why[1:]}." if why else ""), only)))
+
+
+PHASES = {  # when the peak is
+    "setup": "before the step",
+    "forward": "in forward",
+    "backward": "in backward",
+    "optimizer": "in the optimizer step",
+    "decode": "in the last decode step",
+}
+
+
+def of_card(need: int, usable: int, view: View) -> str:
+    """`23.4 of 23.6 GiB`; where both look the same, the difference: `all but 12.0 MiB of 23.6 GiB`."""
+    needed, given = view.size(need), view.size(usable)
+    if needed == given:
+        rest = f"all but {view.size(usable - need)} of" if need < usable else "all of"
+        return f"{rest} {given}" if need <= usable else f"{view.size(need - usable)} more than {given}"
+    number, _, unit = needed.rpartition(" ")
+    return f"{number if given.endswith(f' {unit}') else needed} of {given}"
+
+
+def worst_case(need: int, band: model.Band | None, usable: int | None, view: View) -> str:
+    """`, at most 10.9 GiB` or `, in the worst case all of it`: how a need goes on; empty where it looks the same."""
+    high = need if band is None else band.high
+    if usable is not None and need < usable <= high:
+        return ", in the worst case all of it"
+    most = view.size(high)
+    if most == view.size(need):
+        return ""
+    if usable is not None and need < usable and most == view.size(usable):
+        return f", in the worst case all but {view.size(usable - high)}"
+    return f", at most {most}"
+
+
+def shortage(gpu: model.GpuFit, need: int, view: View) -> str:
+    """`needs 23.4 of 22.0 GiB, 1.38 GiB short`, or what a card needs that holds it where PyTorch frees its cache."""
+    short = f"{view.size(gpu.missing_bytes)} short"
+    if gpu.least_usable_bytes is not None:
+        return f"needs a card with {view.size(gpu.least_usable_bytes)}, this one is {short}"
+    uses = of_card(need, gpu.usable_bytes, view)
+    return f"needs {uses}" if " more than " in uses else f"needs {uses}, {short}"
 
 
 # What a file does not say of training, by the note of it: in a few words, and the flag that says there is none
@@ -222,16 +286,16 @@ UNSAID: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def unsaid_text(report: model.Report) -> str:
-    """What the band of the peak begins so low for, and what makes it narrow; empty where the file says it all."""
+def unsaid_text(report: model.Report, view: View) -> str:
+    """Why the step may need much less, and what settles it; empty where the file says it all."""
     open_facts = dict.fromkeys(UNSAID[note.code] for note in report.assumptions if note.code in UNSAID)
     band = report.peak.bands["live"]
     if not open_facts or band.low == band.high:
         return ""
     named, absent, flags = zip(*open_facts, strict=True)
     return (
-        f"The file does not say {' and '.join(named)}, so the band begins low. If {' and '.join(absent)}, add "
-        f"{' '.join(flags)}."
+        f"It may need as little as {view.size(report.peak.bands.get('device', band).low)}: the file does not say "
+        f"{' and '.join(named)}. If {' and '.join(absent)}, add {' '.join(flags)}."
     )
 
 
@@ -241,15 +305,11 @@ def _title(strategy: str) -> str:
 
 
 def next_step(report: model.Report) -> str:
-    """What to ask next, by the answer."""
-    return " ".join(filter(None, (unsaid_text(report), _next_verb(report), _other_engine(report))))
-
-
-def _other_engine(report: model.Report) -> str:
-    """Of an ONNX file in inference: the figures are those of PyTorch, and many run such files elsewhere."""
+    """What to ask next, by the answer. Of an ONNX file in inference: many run those elsewhere than in PyTorch."""
     if report.model.format != "onnx" or report.scenario.mode != "infer":
-        return ""
-    return "The figures are PyTorch's: --runtime onnxruntime --provider cuda has those of the ONNX Runtime."
+        return _next_verb(report)
+    engine = "The figures are PyTorch's; --runtime onnxruntime --provider cuda gives those of the ONNX Runtime."
+    return f"{_next_verb(report)} {engine}".lstrip()
 
 
 def _next_verb(report: model.Report) -> str:
@@ -259,24 +319,10 @@ def _next_verb(report: model.Report) -> str:
     if gpu.obstacle:
         return "Next: `staticmem size` compares cards."
     if gpu.fit != "fits":
-        return "Next: `staticmem levers` lists what makes it smaller, `staticmem size` which cards hold it."
+        return "Next: `staticmem levers` shows what makes it smaller, `staticmem size` which cards hold it."
     if largest_of(report) is None and report.scenario.batch is not None:
         return "Next: --max-batch finds the largest batch; `staticmem size` compares cards."
     return ""
-
-
-def fit_text(gpu: model.GpuFit, view: View) -> str:
-    """`fits a GeForce RTX 4090 with 3.10 GiB to spare`, with why it is tight and on which condition it runs."""
-    card = with_article(gpu.name)
-    if gpu.obstacle:
-        return f"cannot run on {card}"
-    condition = f", on condition of {gpu.condition}" if gpu.condition else ""
-    if gpu.fit == "does not fit":
-        return f"does not fit {card}, {view.size(gpu.missing_bytes)} short"
-    if gpu.fit == "fits":
-        return f"fits {card} with {view.size(gpu.headroom_bytes)} to spare{condition}"
-    why = f" ({gpu.why})" if gpu.why else ""
-    return f"is tight on {card}, {view.size(gpu.headroom_bytes)} to spare{why}{condition}"
 
 
 def with_article(name: str) -> str:
@@ -286,19 +332,13 @@ def with_article(name: str) -> str:
     return f"{'an' if word[:1] in ('AEFHILMNORSX' if spelled else 'AEIO') else 'a'} {name}"
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def returned_text(device: model.DeviceInfo | None, view: View) -> str:
-    """What the allocator has to give back, as the end of a sentence; empty where that is nothing."""
+    """What PyTorch has to free so that the step fits, as a sentence; empty where that is nothing."""
     if device is None or not device.retries:
         return ""
-    times = "once" if device.retries == 1 else f"{device.retries:,} times"
-    return (
-        f"; it fits only because the allocator gives {view.size(device.returned_bytes)} of cached memory back, "
-        f"{times} in three steps"
-    )
+    times = {1: "once", 2: "twice"}.get(device.retries, f"{device.retries:,} times")
+    freed = view.size(device.returned_bytes)
+    return f"It fits only because PyTorch frees {freed} of cached memory, {times} in three steps."
 
 
 def largest_of(report: model.Report) -> model.LargestSize | None:
@@ -309,23 +349,21 @@ def largest_of(report: model.Report) -> model.LargestSize | None:
 
 
 def largest_text(report: model.Report, view: View = PLAIN) -> str:
-    """`The largest batch on l4 is 234 ...`; empty where it was not computed."""
+    """`The largest batch that fits is 234 ...`; empty where it was not computed."""
     largest = largest_of(report)
     if largest is None:
         return ""
     name = view.style.plain(largest.dim)
     if largest.size == 0:
-        need = "" if largest.next_device_bytes is None else f": {view.size(largest.next_device_bytes)} are needed"
-        return f"No {name} fits {largest.gpu}{need}."
-    behind = "the model takes none larger" if largest.size < model.MOST_BATCH else "larger ones are not tried"
+        least = "" if largest.next_device_bytes is None else f": the least needs {view.size(largest.next_device_bytes)}"
+        return f"No {name} fits{least}."
+    beyond = "the model takes none larger" if largest.size < model.MOST_BATCH else "larger ones are not tried"
+    need = largest.device_bytes or 0
     if largest.next_device_bytes is not None:
-        behind = f"{largest.next_size} needs {view.size(largest.next_device_bytes)}"
-    safe = f"{largest.safe_size} is" if largest.safe_size else "none is"
-    return (
-        f"The largest {name} on {largest.gpu} is {largest.size} "
-        f"({view.size(largest.device_bytes or 0)}; {behind}); "
-        f"{safe} within 95 % of it with all that is uncertain."
-    )
-
-
-_PHASES = {"decode": "the last decode step", "setup": "what exists before the step", "optimizer": "the optimizer step"}
+        beyond = f"{largest.next_size:,} needs {view.size(largest.next_device_bytes)}"
+        if view.size(largest.next_device_bytes) == view.size(need):
+            beyond = f"{largest.next_size:,} needs {view.size(largest.next_device_bytes - need)} more"
+    safe = f"{largest.safe_size:,} is safe: its upper estimate is at most 95 % of the card."
+    if not largest.safe_size:
+        safe = "None is safe: the upper estimate of each is above 95 % of the card."
+    return f"The largest {name} that fits is {largest.size:,} ({view.size(need)}; {beyond}). {safe}"

@@ -127,7 +127,7 @@ def _singular(what: str) -> str:
 
 def _write_condition(row: CardRow) -> str:
     """The condition on which a card runs the step."""
-    return f", on condition of {row.condition}" if row.condition else ""
+    return f", only with {row.condition}" if row.condition else ""
 
 
 def _preferred(rows: Sequence[CardRow]) -> Sequence[CardRow]:

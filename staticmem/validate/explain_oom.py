@@ -240,7 +240,7 @@ def _find_card(crash: Crash) -> str:
     if len({(card.usable, card.architecture) for card in same}) == 1:
         return same[0].slug
     names = ", ".join(sorted(card.slug for card in same)[:6]) or "none of the catalog"
-    why = f"Cards with {PLAIN.size(total)} are {names}."
+    why = f"Cards with {PLAIN.size(total, 2)} are {names}."  # as the message writes it
     raise UsageError("the message does not tell the card", why, "Name it with --gpu.", code="SM238")
 
 

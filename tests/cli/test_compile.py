@@ -223,7 +223,7 @@ def test_cuda_graphs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert plain["compiled"]["cuda_graphs"] == 0
     assert report["peak"]["reserved_bytes"] > plain["peak"]["reserved_bytes"]
     text = run(capsys, "analyze", RESNET, *STEP, *mode)[1]
-    assert "CUDA graphs      2 in a pool of their own, over 18.50 MiB of copied inputs" in text
+    assert "CUDA graphs      2 in a pool of their own, over 18.5 MiB of copied inputs" in text
     config = tmp_path / "c.yaml"
     step = "train: {batch: 2, optimizer: adam, compile: true, compile_mode: max-autotune}"
     config.write_text(f"version: 1\nmodel: {RESNET}\n{step}\n")

@@ -172,7 +172,7 @@ def test_a_card_without_a_condition_is_recommended_first() -> None:
 def test_analyze_says_the_condition(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(BLOCKS), "--batch", "4", "--optimizer", "adam", "--amp", "bf16", "--gpu", "t4"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "to spare, on condition of slow arithmetic in bfloat16" in said
+    assert "It runs there only with slow arithmetic in bfloat16." in said
     assert "the Tesla T4 runs it with slow arithmetic in bfloat16: bfloat16 is emulated on it" in said
 
 

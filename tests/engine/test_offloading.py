@@ -49,7 +49,7 @@ def test_all_that_is_saved_leaves_the_gpu() -> None:
     assert came_back(result) == [HEAD, ACTIVATION, *block * 3, ACTIVATION, ACTIVATION]
     copied = HEAD + ACTIVATION + 3 * sum(block) + 2 * ACTIVATION
     (text,) = [n.text for n in result.notes if n.code == "SM339"]
-    assert text.startswith(f"save_on_cpu() is around the model's forward: {copied / 1024:.2f} KiB of saved tensors")
+    assert text.startswith(f"save_on_cpu() is around the model's forward: {copied / 1024:.1f} KiB of saved tensors")
 
 
 def test_torchtune_leaves_small_tensors() -> None:

@@ -104,6 +104,6 @@ def test_a_graph_alone_does_not_know_its_variables() -> None:
 def test_reports_have_the_lines_to_write() -> None:
     one = study(document_of("Listed"))
     report = with_owners(one, one.report)
-    assert f"{report.let_go[0].does}: the peak falls by 448.00 KiB" in render(report, View(explain=True)).replace(
+    assert f"{report.let_go[0].does}: the peak falls by 448 KiB" in render(report, View(explain=True)).replace(
         "\n    ", " "
     )

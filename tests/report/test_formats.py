@@ -91,7 +91,7 @@ def test_results_print_and_save_themselves(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.json").read_text(encoding="utf-8") == result.to_json()
         assert "<" in result._repr_html_()
     assert (tmp_path / "Report.html").read_text(encoding="utf-8") == report.to_html()
-    assert str(report).startswith("Fits an L4 ")
+    assert str(report).startswith("Fits an L4: ")
     for path, code in ((tmp_path / "x.docx", "SM141"), (tmp_path / "none" / "x.md", "SM142")):
         with pytest.raises(staticmem.StaticmemError) as error:
             report.save(path)

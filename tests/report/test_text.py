@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import staticmem
+from staticmem import units
+from staticmem.devices import sizing
 from staticmem.report.formats.report import render
-from staticmem.report.model import Coverage, GpuFit, NoteInfo, OpCount, Report, UnknownOp
-from staticmem.report.text import Style, View, columns, style_for
-from staticmem.report.verdict import optimizer_name, verdict, with_article
+from staticmem.report.model import Band, Coverage, GpuFit, NoteInfo, OpCount, Report, UnknownOp
+from staticmem.report.text import PLAIN, Style, View, columns, style_for
+from staticmem.report.verdict import fit_lines, optimizer_name, verdict, with_article
+from staticmem.units import format_bytes
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,11 +71,16 @@ def test_colour_changes_nothing_but_colour(report: Report) -> None:
 def test_verdict(report: Report) -> None:
     # 4 tensors of 2 x 64 x 682 x 700 floats are 932.4 MiB, the outputs that the loop holds half of one; the image,
     # parameters, gradients and Adam's state the rest
-    assert verdict(report).startswith("1.04 GiB of live tensors at the peak, ")
-    assert "on the device (H100 SXM 80 GB, which is assumed, " in verdict(report)
-    end = ": training seed.pt2, batch 2, Adam. The peak is in backward (threshold_backward in 3)."
-    assert verdict(report).endswith(end)
-    assert verdict(report, View(units="bytes")).startswith(f"{report.peak.live_bytes:,} B of live tensors")
+    said = re.fullmatch(
+        r"Needs \d\.\d\d GiB of GPU memory, at most \d\.\d\d GiB, on an H100 SXM 80 GB, which is assumed "
+        r"\(training seed\.pt2, batch 2, Adam\)\. (.*)",
+        verdict(report),
+    )
+    assert said is not None
+    assert said[1] == "1.04 GiB of it are tensors at the peak, in backward (threshold_backward in 3)."
+    assert f" {report.peak.live_bytes:,} B of it are tensors" in verdict(report, View(units="bytes"))
+    alone = replace(report, peak=replace(report.peak, device_bytes=None))
+    assert verdict(alone).startswith("Its tensors need 1.04 GiB at the peak, in backward (threshold_backward in 3)")
     fused = replace(report.scenario, optimizer="sgd", momentum=0.9, optimizer_impl="fused")
     assert optimizer_name(fused) == "SGD with momentum 0.9 (fused)"
 
@@ -83,15 +91,81 @@ def test_meter_is_explained(report: Report) -> None:
 
 def test_the_answer_comes_first_and_says_what_to_ask_next(report: Report) -> None:
     fit = GpuFit("l4", "L4", "sm_89", 20 << 30, "fits", 5 << 30, 0, ())
+    peak = replace(report.peak, device_bytes=15 << 30, bands={**report.peak.bands, "device": Band(14 << 30, 18 << 30)})
+    why = "its upper estimate is above 95 % of the card"
     for words, changed in (
-        ("Fits an L4 with 5.00 GiB to spare: training seed.pt2", fit),
-        ("Tight on an L4, 1.00 GiB to spare: training seed.pt2", replace(fit, fit="tight", headroom_bytes=1 << 30)),
-        ("Does not fit an L4, 2.00 GiB short: training", replace(fit, fit="does not fit", missing_bytes=2 << 30)),
+        ("Fits an L4: needs 15.0 of 20.0 GiB, at most 18.0 GiB.", fit),
+        (f"Tight on an L4: needs 15.0 of 20.0 GiB, at most 18.0 GiB.\nI{why[1:]}.", replace(fit, fit="tight", why=why)),
+        (
+            "Does not fit an L4: needs 15.0 of 20.0 GiB, 2.00 GiB short.",
+            replace(fit, fit="does not fit", missing_bytes=2 << 30),
+        ),
     ):
-        answer, *_ = render(replace(report, gpu=changed)).split("\n\n")
+        answer, below, *_ = render(replace(report, gpu=changed, peak=peak)).split("\n\n")
         assert answer.startswith(words)
+        assert below.startswith("Training seed.pt2, batch 2, Adam\n")
         assert answer.splitlines()[-1].startswith("Next: ")
         assert ("levers" in answer) == (changed.fit != "fits")
+
+
+MIB, GIB = 1 << 20, 1 << 30
+_CARD = GpuFit("l4", "L4", "sm_89", 20 * GIB, "fits", 0, 0, ())
+
+
+@pytest.mark.parametrize(
+    ("need", "high", "said"),
+    [
+        (10 * GIB, 12 * GIB, "Fits an L4: needs 10.0 of 20.0 GiB, at most 12.0 GiB."),
+        (600 * MIB, 600 * MIB, "Fits an L4: needs 600 MiB of 20.0 GiB."),
+        (10 * GIB, 10 * GIB + 1, "Fits an L4: needs 10.0 of 20.0 GiB."),
+        (19 * GIB, 20 * GIB, "Tight on an L4: needs 19.0 of 20.0 GiB, in the worst case all of it."),
+        (19 * GIB, 20 * GIB - 9 * MIB, "Tight on an L4: needs 19.0 of 20.0 GiB, in the worst case all but 9.00 MiB."),
+        (
+            20 * GIB - 9 * MIB,
+            20 * GIB,
+            "Tight on an L4: needs all but 9.00 MiB of 20.0 GiB, in the worst case all of it.",
+        ),
+        (20 * GIB, 20 * GIB, "Tight on an L4: needs all of 20.0 GiB."),
+        (20 * GIB + 9 * MIB, 20 * GIB + 9 * MIB, "Does not fit an L4: needs 9.00 MiB more than 20.0 GiB."),
+        (23 * GIB, 24 * GIB, "Does not fit an L4: needs 23.0 of 20.0 GiB, 3.00 GiB short."),
+    ],
+)
+def test_sizes_that_look_the_same_are_told_as_a_difference(need: int, high: int, said: str) -> None:
+    outcome = sizing.verdict(units.Band(need, need, high), _CARD.usable_bytes)
+    card = replace(_CARD, fit=outcome.fit.value, missing_bytes=outcome.missing)
+    assert fit_lines(card, need, Band(need, high), PLAIN) == [said]
+
+
+def test_why_and_on_which_condition() -> None:
+    card = replace(_CARD, fit="tight", why="it is so", condition="another wheel")
+    only = "It runs there only with another wheel."
+    first = "Tight on an L4 on a condition: needs 10.0 of 20.0 GiB."
+    assert fit_lines(card, 10 * GIB, None, PLAIN) == [first, "It is so.", only]
+    assert fit_lines(card, 10 * GIB, None, PLAIN, "It frees its cache.") == [first, "It frees its cache.", only]
+    refused = replace(_CARD, fit="cannot run it", obstacle="it lacks bfloat16")
+    without = "Without that, it would need 10.0 of 20.0 GiB."
+    assert fit_lines(refused, 10 * GIB, None, PLAIN) == ["Cannot run on an L4: it lacks bfloat16.", without]
+    small = replace(_CARD, fit="does not fit", missing_bytes=GIB, least_usable_bytes=21 * GIB)
+    said = "Does not fit an L4: needs a card with 21.0 GiB, this one is 1.00 GiB short."
+    assert fit_lines(small, 25 * GIB, None, PLAIN) == [said]
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "binary", "decimal"),
+    [
+        (0, "0 B", "0 B"),
+        (1023, "1023 B", "1.02 kB"),
+        (MIB, "1.00 MiB", "1.05 MB"),
+        (12 * MIB + MIB // 4, "12.3 MiB", "12.8 MB"),  # a half is rounded up
+        (GIB - 1, "1.00 GiB", "1.07 GB"),
+        (1010 * MIB, "1,010 MiB", "1.06 GB"),
+        (999_500_000, "953 MiB", "1.00 GB"),
+        (-123_456 * MIB, "-121 GiB", "-129 GB"),
+    ],
+)
+def test_sizes_have_three_digits(nbytes: int, binary: str, decimal: str) -> None:
+    assert (format_bytes(nbytes), format_bytes(nbytes, "decimal")) == (binary, decimal)
+    assert format_bytes(nbytes, "bytes") == f"{nbytes:,} B"
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_a_folder_that_was_removed(tmp_path: Path) -> None:
     """Paths from the root work there; others are refused with the reason."""
     gone = tmp_path / "gone"
     for words, code, said in (
-        ([SEED], 0, "of live tensors at the peak"),
+        ([SEED], 0, " tensors at the peak, "),
         (["seed.pt2"], 2, "seed.pt2"),
         ([SEED, "-o", "a.json"], 2, "the current folder does not exist [SM101]"),
         ([SEED, "-o", str(tmp_path / "a.json")], 0, "Wrote"),

@@ -149,8 +149,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     command = ["explain-oom", str(tmp_path / "train.log"), str(MODEL), "--no-config", "--batch", "2", "--gpu", "l4"]
     assert main(command) == 0
     out = capsys.readouterr().out
-    assert out.startswith("The process held tensors that are not of this step: 19.47 GiB ")
-    assert "At the crash: 392.00 MiB more were asked for" in out
+    assert out.startswith("The process held tensors that are not of this step: 19.5 GiB ")
+    assert "At the crash: 392 MiB more were asked for" in out
     assert main([*command, "-q"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
     assert main([*command, "-f", "json"]) == 0

@@ -51,11 +51,13 @@ def _standing(o: Outcome, view: View) -> str:
     """What is to be known of the card of a budget beside its figures; empty for nothing."""
     if not o.passed:
         return _refusal(o, view)
-    parts = [f"on condition of {o.condition}"] * bool(o.condition)
+    parts = [f"only with {o.condition}"] * bool(o.condition)
     if o.why and not o.condition:
         parts.append(f"tight: {o.why}")
     if o.high_bytes is not None and o.high_bytes > o.limit_bytes:
-        parts.append(f"{view.size(o.limit_bytes)} may be exceeded: the upper estimate is {view.size(o.high_bytes)}")
+        parts.append(
+            f"the upper estimate is {view.size(o.high_bytes - o.limit_bytes)} above {view.size(o.limit_bytes)}"
+        )
     return "; ".join(parts)
 
 

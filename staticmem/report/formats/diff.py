@@ -26,8 +26,9 @@ def headline(d: ReportDiff, view: View = PLAIN) -> str:
     else:
         share = f" ({_percent(live)})" if live.before else ""
         verb = "grows" if live.delta > 0 else "shrinks"
-        sizes = f"from {view.size(live.before)} to {view.size(live.after)}"
-        text = f"Peak {verb} by {view.size(abs(live.delta))}{share}, {sizes}"
+        before, after = view.size(live.before), view.size(live.after)
+        to = f" to {after}" if after != before else ""
+        text = f"Peak {verb} by {view.size(abs(live.delta))}{share}, from {before}{to}"
     return f"{text}{_fit(d)}."
 
 

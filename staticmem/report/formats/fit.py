@@ -10,11 +10,13 @@ from staticmem.report.fit import Fit, Way
 from staticmem.report.formats import Format
 from staticmem.report.formats.report import let_go
 from staticmem.report.markdown import code, escape, table
+from staticmem.report.model import Band
 from staticmem.report.settings import LIBRARIES
 from staticmem.report.sweep import CANNOT_RUN, NUMERICS, TRAINING
 from staticmem.report.text import PLAIN, Text, View
-from staticmem.report.verdict import with_article
+from staticmem.report.verdict import of_card, with_article, worst_case
 from staticmem.scenario.strategies import STRATEGIES, titles
+from staticmem.units import three_digits
 
 CHANGES = {NUMERICS: "changes numerics", TRAINING: "changes training"}
 _HEADS = ("settings", "file", "needs", "at most", "fit")
@@ -48,17 +50,18 @@ def render(result: Fit, view: View = PLAIN) -> str:
 
 def answer(result: Fit, view: View = PLAIN) -> str:
     """The sentence that a user came for."""
-    way, card, usable = result.way, with_article(result.gpu_name), view.size(result.usable_bytes)
-    high = view.size(way.device_high_bytes)
-    if result.fits:
-        need, on = view.size(way.device_bytes), f", on condition of {way.condition}" if way.condition else ""
-        return f"It fits {card}{on}: {how(way, result.samples)}; it needs {need}, at most {high} of {usable}."
+    way, card, usable = result.way, with_article(result.gpu_name), result.usable_bytes
     if way.fit == CANNOT_RUN:
-        return f"It cannot run on {card}: {way.why}."
+        return f"Cannot run on {card}: {way.why}."
+    only = f" It runs there only with {way.condition}." if way.condition else ""
+    on = " on a condition" if only else ""
+    needs = f"{how(way, result.samples)} needs {of_card(way.device_bytes, usable, view)}"
+    most = worst_case(way.device_bytes, Band(way.device_low_bytes, way.device_high_bytes), usable, view)
+    if result.fits:
+        return f"Fits {card}{on}: {needs}{most}.{only}"
     if way.fit == "tight":
-        text = f"It is tight on {card}, not safe: {how(way, result.samples)} needs up to {high} of {usable}"
-        return f"{text} ({way.why})."
-    return f"It does not fit {card}: {how(way, result.samples)} is short by {view.size(way.missing_bytes)} of {usable}."
+        return f"Tight on {card}{on}, which is not safe: {needs}{most} ({way.why}).{only}"
+    return f"Does not fit {card}: {needs}, {view.size(way.missing_bytes)} short."
 
 
 def how(way: Way, samples: int) -> str:
@@ -93,9 +96,9 @@ def concessions(result: Fit) -> Iterator[str]:
 
 def costs(result: Fit, view: View) -> list[tuple[str, str]]:
     """Operations and bytes of a step, as rows of a title and a value."""
-    cost, listed = result.cost, [("operations", f"{result.cost.operations / 1e12:,.2f} TFLOP")]
+    cost, listed = result.cost, [("operations", f"{three_digits(result.cost.operations / 1e12)} TFLOP")]
     if cost.again_operations:
-        listed.append(("of them computed again", f"{cost.again_operations / 1e12:,.2f} TFLOP"))
+        listed.append(("of them computed again", f"{three_digits(cost.again_operations / 1e12)} TFLOP"))
     if result.way.devices > 1:
         listed.append(("sent to other devices", view.size(cost.sent_bytes)))
     return listed

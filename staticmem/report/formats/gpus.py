@@ -29,7 +29,7 @@ def _row(card: Gpu, view: View) -> tuple[str, ...]:
     name = f"{card.name} *" if card.assumed or card.unread else card.name
     figures = (str(card.bandwidth or ""), tflops_text(dict(card.tflops)), str(card.tdp or ""))
     rest = (card.link or "", str(card.year or ""), card.price_class or "")
-    return card.slug, name, view.size(card.nominal, 0), view.size(card.usable, 1), *figures, *rest
+    return card.slug, name, view.size(card.nominal, 0), view.size(card.usable), *figures, *rest
 
 
 def _fields(card: Gpu) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def _standing(levers: Levers, view: View) -> str:
     fit = levers.base.fit
     if fit == CANNOT_RUN:
         return f"; {levers.gpu} cannot run it: {levers.why}"
-    condition = f", on condition of {levers.condition}" if levers.condition else ""
+    condition = f", only with {levers.condition}" if levers.condition else ""
     if fit == Fit.DOES_NOT_FIT.value:
         return f" ({fit}, {view.size(levers.missing_bytes)} short{condition})"
     return f" ({fit}{f': {levers.why}' if levers.why else ''}{condition})" if levers.why or condition else ""

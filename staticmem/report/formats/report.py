@@ -18,14 +18,16 @@ from staticmem.report.verdict import (
     meter_rows,
     next_step,
     of_size,
-    optimizer_name,
     phase_rows,
     place,
     plural,
     shape_text,
     share,
+    step_name,
     tensor_name,
+    unsaid_text,
     verdict,
+    verdict_lines,
 )
 from staticmem.scenario.compiling import WHOLE
 from staticmem.units import format_count
@@ -53,7 +55,7 @@ def render(report: Report, view: View = PLAIN) -> str:
     if view.quiet:
         return view.line(verdict(report, view))
     text = Text(view)
-    text.answer(verdict(report, view), next_step(report))
+    text.answer(*verdict_lines(report, view), unsaid_text(report, view), next_step=next_step(report))
     _model(text, report)
     _categories(text, report)
     if report.device is not None:
@@ -88,8 +90,10 @@ def render(report: Report, view: View = PLAIN) -> str:
 
 def _model(text: Text, report: Report) -> None:
     model, scenario, parameters, size = report.model, report.scenario, report.parameters, text.view.size
-    text.heading(f"{model.path}  ({model.format}, {model.producer})")
-    rows = [(f"input {spec.name}", shape_text(spec.dtype, spec.shape)) for spec in model.inputs]
+    step = step_name(report)
+    text.heading(f"{step[:1].upper()}{step[1:]}")
+    rows = [("file", f"{model.path} ({model.format}, {model.producer})")]
+    rows += [(f"input {spec.name}", shape_text(spec.dtype, spec.shape)) for spec in model.inputs]
     rows += [(f"output {spec.name}", shape_text(spec.dtype, spec.shape)) for spec in model.outputs]
     line = f"{format_count(parameters.count)} ({parameters.count:,}), {size(parameters.bytes)}"
     if len(parameters.by_dtype) == 1:
@@ -98,30 +102,24 @@ def _model(text: Text, report: Report) -> None:
         line += f" in {', '.join([f'{name} {size(part.bytes)}' for name, part in parameters.by_dtype.items()])}"
     frozen = parameters.count - parameters.trainable_count
     rows.append(("parameters", line + (f", {format_count(frozen)} of them frozen" if frozen else "")))
-    step = "inference under torch.no_grad()"
-    if scenario.mode == "train":
-        step = f"training, {optimizer_name(scenario) or 'no optimizer'}, loss {scenario.loss}"
-    elif scenario.mode == "generate":
-        step = "generation"
-    for name, dtype in (("cast to", scenario.dtype), ("autocast to", scenario.amp)):
-        step += f", {name} {dtype}" if dtype else ""
-    text.columns([*rows, ("step", step)])
+    runs = ("loss", f"{scenario.loss}") if scenario.mode == "train" else ("runs under", "torch.no_grad()")
+    text.columns([*rows, runs])
 
 
 def _categories(text: Text, report: Report) -> None:
     peak, size, style = report.peak, text.view.size, text.style
     at = place(peak)
     text.heading(f"Memory at the peak: {peak.phase}{f', {at}' if at else ''}")
-    total = size(peak.live_bytes)
-    parts = of_size(peak.by_category)
-    wide = max(map(len, [total, *[size(n) for _, n in parts]]))
-    mark = "█" if style.unicode else "#"
-    for category, nbytes in parts:
+    mark, rows = "█" if style.unicode else "#", []
+    for category, nbytes in of_size(peak.by_category):
         length = round(min(nbytes / max(peak.live_bytes, 1), 1.0) * _BAR)
         bar = style.paint(mark * length, _COLOURS.get(category, "dim"))
-        of_all = share(nbytes, peak.live_bytes)
-        text.lines.append(f"  {category_name(category):<15}  {size(nbytes):>{wide}}  {of_all:>6}  {bar}".rstrip())
-    text.lines.append(f"  {'total':<15}  {total:>{wide}}  {plural(peak.tensors, 'tensor')}")
+        rows.append((category_name(category), nbytes, size(nbytes), share(nbytes, peak.live_bytes), bar))
+    rows.append(("total", peak.live_bytes, size(peak.live_bytes), "", plural(peak.tensors, "tensor")))
+    wide = max(map(len, list(zip(*rows, strict=True))[2]))
+    for name, nbytes, rounded, of_all, bar in rows:
+        exact = f"  {nbytes:>{len(f'{peak.live_bytes:,}')},} B" if text.view.verbose else ""
+        text.lines.append(f"  {name:<15}  {rounded:>{wide}}{exact}  {of_all:>6}  {bar}".rstrip())
     band = peak.bands["live"]
     if band.low < band.high:
         between = f"between {size(band.low)} and {size(band.high)}, by {_left_open(report)}"
@@ -149,8 +147,11 @@ def _device(text: Text, report: Report) -> None:
     assert device is not None
     usable = f"{size(gpu.usable_bytes)} usable" if gpu is not None else "assumed"
     text.heading(f"On the device: {device.name} ({usable}), PyTorch {device.torch_version}")
-    rows = [(f"{name:<9}", nbytes, between, METERS[name]) for name, nbytes, between in meter_rows(peak, text.view)]
-    text.columns(rows, right=(1,), whole=(2,), optional=(3,))
+    rows = [
+        (f"{name:<9}", nbytes, between, METERS[name], *[f"{getattr(peak, f'{name}_bytes'):,} B"] * text.view.verbose)
+        for name, nbytes, between in meter_rows(peak, text.view)
+    ]
+    text.columns(rows, right=(1, 4), whole=(2,), optional=(3,))
     parts = [f"{name} {size(nbytes)}" for name in BEYOND_LIVE if (nbytes := peak.device_by_category[name])]
     text.wrap(f"beyond tensors: {', '.join(parts)}", "    ", "  ")
 

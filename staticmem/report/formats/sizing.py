@@ -141,7 +141,7 @@ def remarks(sizing: Sizing) -> list[tuple[str, str]]:
     return [
         *_group_by_text(sizing, lambda row: f"{TIGHT}, {row.why}" if row.fit == TIGHT else ""),
         *_group_by_text(
-            sizing, lambda row: f"{_IF} on condition of {row.condition}" if row.condition and row.fit in held else ""
+            sizing, lambda row: f"{_IF} only with {row.condition}" if row.condition and row.fit in held else ""
         ),
         *_group_by_text(sizing, lambda row: f"{CANNOT_RUN}, {row.obstacle}" if row.obstacle else ""),
     ]

@@ -114,7 +114,7 @@ def _columns(sizing: Sizing, view: View) -> list[_Column]:
     """What a buyer compares, without the columns that are empty for every GPU."""
 
     def compiled(row: CardRow) -> str:
-        return view.size(row.device_compiled_bytes, 1) if row.device_compiled_bytes is not None else ""
+        return view.size(row.device_compiled_bytes) if row.device_compiled_bytes is not None else ""
 
     priced = any(row.price is not None for row in sizing.cards)
     largest, safe = f"max {grown_name(sizing)}", f"safe {grown_name(sizing)}"
@@ -122,8 +122,8 @@ def _columns(sizing: Sizing, view: View) -> list[_Column]:
         _NAME,
         _Column("price" if priced else "class", lambda row: esc(price_text(row, priced)), _price, number=False),
         _Column("", _outcome, lambda row: "", number=False),
-        _Column("needs", lambda row: view.size(row.device_bytes, 1), lambda row: row.device_bytes),
-        _Column("usable", lambda row: view.size(row.usable_bytes, 1), lambda row: row.usable_bytes),
+        _Column("needs", lambda row: view.size(row.device_bytes), lambda row: row.device_bytes),
+        _Column("usable", lambda row: view.size(row.usable_bytes), lambda row: row.usable_bytes),
         _Column("low to high", lambda row: _band(row, view), lambda row: row.device_high_bytes / row.usable_bytes),
         *[_largest(number, head, sizing) for number, head in ((1, safe), (2, "checkpointed"), (0, largest))],
         _Column("compiled", compiled, lambda row: row.device_compiled_bytes or 0),
@@ -186,7 +186,7 @@ def _band(row: CardRow, view: View) -> str:
     share = min(row.device_bytes / row.usable_bytes, 1.0)
     band = (row.device_low_bytes / row.usable_bytes, row.device_high_bytes / row.usable_bytes)
     bar = stacked_bar([(f"b-{_kind(row)}", share, outcome(row))], f"{row.name}: {outcome(row)}", band)
-    return f"<small>{view.size(row.device_low_bytes, 1)} - {view.size(row.device_high_bytes, 1)}</small>{bar}"
+    return f"<small>{view.size(row.device_low_bytes)} - {view.size(row.device_high_bytes)}</small>{bar}"
 
 
 def _curves(sizing: Sizing, view: View) -> str:

@@ -75,11 +75,11 @@ def _cards(sizing: Sizing, view: View) -> str:
         sizes = (row.nominal_bytes, row.usable_bytes, row.device_low_bytes, row.device_bytes, row.device_high_bytes)
         name = escape(row.name)
         cells = [f"**{name}**" if row.slug == sizing.recommended else name, escape(row.form or "")]
-        cells += [view.size(n, 1) for n in sizes]
-        cells += [escape(outcome(row)), view.size(row.headroom_bytes, 1) if row.headroom_bytes else ""]
+        cells += [view.size(n) for n in sizes]
+        cells += [escape(outcome(row)), view.size(row.headroom_bytes) if row.headroom_bytes else ""]
         cells += largest_texts(row, sizing)
         compiled = row.device_compiled_bytes
-        cells.append(view.size(compiled, 1) if compiled is not None else "")
+        cells.append(view.size(compiled) if compiled is not None else "")
         cells += [count_text(count) for count in row.counts]
         cells += [str(row.bandwidth_gb_s or ""), escape(tflops_text(row.tflops)), str(row.tdp_w or "")]
         cells += [escape(row.link or ""), str(row.year or ""), escape(price_text(row))]

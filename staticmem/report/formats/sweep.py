@@ -144,7 +144,7 @@ def _fitting(sweep: Sweep, gpu: str, cards: Sequence[tuple[SweepRow, CardFit]], 
         whys = dict.fromkeys(card.why for _, card in cards if card.fit == "tight" and card.why)
         also += f" ({'; '.join(whys)})" if whys else ""
     conditions = dict.fromkeys(card.condition for _, card in cards if card.condition and card.fit in (word, "tight"))
-    also += f" (‡ on condition of {'; or '.join(conditions)})" if conditions else ""
+    also += f" (‡ only with {'; or '.join(conditions)})" if conditions else ""
     unable = [card for _, card in cards if card.fit == CANNOT_RUN]
     also += f"; it cannot run {len(unable):,}: {unable[0].obstacle}" if unable else ""
     if not fitting:

@@ -7,17 +7,22 @@ from collections.abc import Sequence
 from staticmem.frontends.architectures import model_name
 from staticmem.report.html.beside import CardRow
 from staticmem.report.html.page import esc, name, section, stacked_bar, table, template
-from staticmem.report.model import GpuFit, LargestSize, Report
+from staticmem.report.model import GpuFit, Report
 from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import View
 from staticmem.report.verdict import (
+    PHASES,
     category_name,
-    largest_of,
+    fit_reasons,
+    largest_text,
+    of_card,
     place,
     returned_text,
+    shortage,
     step_name,
     unsaid_text,
     with_article,
+    worst_case,
 )
 
 # from the bottom of a stack: what stays for the whole step first, so that what changes lies on level ground
@@ -56,22 +61,25 @@ def verdict(report: Report, cards: Sequence[CardRow], view: View) -> str:
     peak, at = report.peak, place(report.peak)
     model = name(model_name(report.model.path))
     step = esc(step_name(report)).replace(esc(model_name(report.model.path)), model, 1)
-    phase = (
-        "before the step" if peak.phase == "setup" else f"in {'the ' * (peak.phase == 'optimizer')}{esc(peak.phase)}"
-    )
-    phase += " step" if peak.phase == "optimizer" else ""
     when = f", when {name(at)} runs" if at else ""
     largest = max(peak.by_category, key=lambda key: peak.by_category[key], default="")
     share = peak.by_category.get(largest, 0) / peak.live_bytes if peak.live_bytes else 0
     largest_share = f" {share:.0%} of it is {_PLURALS.get(largest, esc(category_name(largest)))}." if share else ""
     live = f'<span id="peak-bytes" data-bytes="{peak.live_bytes}">{view.size(peak.live_bytes)}</span>'
-    lead = f"Most is alive {phase}{when}: {peak.tensors:,} tensors.{largest_share}"
-    if report.gpu is not None and peak.device_bytes is not None:
-        lead = f"{_outcome(report, report.gpu, view)} Live tensors peak at {live}. {lead}"
-        head = f"{view.size(peak.device_bytes)} {_small(f'of {view.size(report.gpu.usable_bytes)} on {_card(report)}')}"
+    alive = f"{peak.tensors:,} tensors at the peak, {esc(PHASES.get(peak.phase, peak.phase))}{when}.{largest_share}"
+    need, gpu = peak.device_bytes, report.gpu
+    if need is None:
+        head, lead = f"{live} {_small('of live tensors')}", f"They are {alive} {_smallest(cards, view)}"
+    elif gpu is None:
+        card = f"on {with_article(report.device.name)}, which is assumed" if report.device else "of GPU memory"
+        most = worst_case(need, peak.bands.get("device"), None, view)
+        head = f"{view.size(need)} {_small(f'{card}{most}')}"
+        lead = f"{live} of it are {alive} {_smallest(cards, view)}"
     else:
-        head, lead = f"{live} {_small('live at the peak')}", f"{lead} {_smallest(cards, view)}"
-    lead = f"{lead} {esc(unsaid_text(report))}".rstrip()
+        uses, of, usable = of_card(need, gpu.usable_bytes, view).partition(" of ")
+        head = f"{uses} {_small(f'{of.lstrip()}{usable} on {with_article(gpu.name)}')}"
+        lead = f"{_outcome(report, gpu, need, view)} {live} of it are {alive}"
+    lead = f"{lead} {esc(unsaid_text(report, view))}".rstrip()
     return f'<div class="verdict"><p class="eyebrow">{step}</p><h1>{head}</h1><p class="lead">{lead}</p></div>'
 
 
@@ -79,27 +87,17 @@ def _small(text: str) -> str:
     return f'<span class="of">{esc(text)}</span>'
 
 
-def _card(report: Report) -> str:
-    return with_article(report.gpu.name) if report.gpu is not None else ""
-
-
-def _outcome(report: Report, gpu: GpuFit, view: View) -> str:
-    """Whether the requested card fits the step, and by how much."""
-    band = report.peak.bands.get("device")
-    most = f" (up to {view.size(band.high)} with all that is uncertain)" if band and band.high > band.low else ""
-    returned = returned_text(report.device, view)
-    left = f"{view.size(gpu.headroom_bytes)} to spare{most}{returned}"
-    says = f"{view.size(gpu.missing_bytes)} short{most}" if gpu.missing_bytes else left
-    if gpu.least_usable_bytes is not None:
-        says += f"; the least memory that holds it is {view.size(gpu.least_usable_bytes)}"
+def _outcome(report: Report, gpu: GpuFit, need: int, view: View) -> str:
+    """Whether the requested card fits the step, at most by how much of it, and on which condition."""
     mark = f'<strong class="{_cls(gpu.fit)}">{_MARKS[gpu.fit]} {esc(gpu.fit)}</strong>'
     if gpu.obstacle:
         return f"{mark}: {esc(gpu.obstacle)}."
-    if gpu.condition:
-        mark += f" on condition of {esc(gpu.condition)}"
-    # what is given back says why, with figures
-    why = f" {esc(gpu.why[:1].upper() + gpu.why[1:])}." if gpu.why and not returned else ""
-    return f"{mark}: {says}.{why}{_largest(largest_of(report))}"
+    band = report.peak.bands.get("device")
+    if gpu.missing_bytes:
+        return f"{mark}: {shortage(gpu, need, view).removeprefix('needs ')}."
+    reasons = " ".join(fit_reasons(gpu, band, returned_text(report.device, view)))
+    most = worst_case(need, band, gpu.usable_bytes, view)
+    return f"{mark}{esc(most)}. {esc(reasons)} {esc(largest_text(report, view))}".rstrip()
 
 
 def _smallest(cards: Sequence[CardRow], view: View) -> str:
@@ -110,15 +108,6 @@ def _smallest(cards: Sequence[CardRow], view: View) -> str:
             f"The smallest GPU here that has room is the {esc(fitting.name)} ({view.size(fitting.headroom)} to spare)."
         )
     return "No GPU of the catalogue has the memory." if cards else ""
-
-
-def _largest(largest: LargestSize | None) -> str:
-    if largest is None:
-        return ""
-    if not largest.size:
-        return f" No {esc(largest.dim)} fits there."
-    sure = "" if largest.safe_size == largest.size else f" ({largest.safe_size:,} where the whole band has to fit)"
-    return f" The largest {esc(largest.dim)} there is {largest.size:,}{sure}."
 
 
 def meters(report: Report, view: View) -> str:
@@ -133,6 +122,8 @@ def meters(report: Report, view: View) -> str:
         band = peak.bands.get(key)
         open_ = band is not None and band.high > band.low
         bounds = f"{view.size(band.low)} to {view.size(band.high)}" if band and open_ else f"{value:,} B"
+        if band and open_ and view.size(band.low) == view.size(band.high):
+            bounds = f"{band.low:,} to {band.high:,} B"
         whisker = (band.low / scale, band.high / scale) if band and open_ else None
         parts = _parts(report, key, value, scale, view)
         label = f"{title}: {view.size(value)}" + (f", {bounds}" if open_ else "")

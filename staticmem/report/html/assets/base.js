@@ -6,13 +6,18 @@ document.documentElement.classList.add("script");
 const BINARY = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]];
 const DECIMAL = [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]];
 
-/** Bytes as the report writes them; `units` is "binary", "decimal" or "bytes". */
-function formatBytes(n, units, digits = 2) {
+/** Bytes as the report writes them, with three digits or so many after the point; `units` is "binary", "decimal" or "bytes". */
+function formatBytes(n, units, digits) {
   if (units === "bytes") return `${n.toLocaleString("en-US")} B`;
   const sign = n < 0 ? "-" : "";
   const size = Math.abs(n);
   for (const [factor, name] of units === "decimal" ? DECIMAL : BINARY) {
-    if (size >= factor) return `${sign}${(size / factor).toFixed(digits)} ${name}`;
+    if (size < 0.9995 * factor) continue;
+    const value = size / factor;
+    const places = digits ?? (value < 9.995) + (value < 99.95);
+    const rounded = Math.floor(value * 10 ** places + 0.5) / 10 ** places;
+    const written = { minimumFractionDigits: places, maximumFractionDigits: places };
+    return `${sign}${rounded.toLocaleString("en-US", written)} ${name}`;
   }
   return `${sign}${size} B`;
 }
