@@ -164,7 +164,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", str(MODELS / "resnet18.pt2"), "--no-config", "--optimizer", "adam", "--global-batch", "8"]
     assert main([*words, "--gpu", "600MiB"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("It does not fit a GPU of 600MiB: batch 8 ")
+    assert out.startswith("Does not fit a GPU of 600MiB: batch 8 ")
     assert "is short by" in " ".join(out.split())
     assert main([*words, "--gpu", "600MiB", "-f", "pytorch"]) == 1
     assert "def train_step" not in capsys.readouterr().out
@@ -277,7 +277,7 @@ def test_a_card_that_cannot_run_the_step(capsys: pytest.CaptureFixture[str]) -> 
         "--compile",
     ]
     assert main([*words, "-q"]) == 1
-    assert "It cannot run on a GeForce GTX 1080 Ti: torch.compile writes kernels in Triton" in capsys.readouterr().out
+    assert "Cannot run on a GeForce GTX 1080 Ti: torch.compile writes kernels in Triton" in capsys.readouterr().out
 
 
 def test_a_global_batch_goes_before_the_batch_of_a_config(
