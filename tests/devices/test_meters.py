@@ -106,8 +106,8 @@ def test_where_memory_is_short_cached_blocks_go_back(roomy: Report) -> None:
     assert (short.peak.device_bytes or 0) <= short.gpu.usable_bytes
     for name in ("allocated", "reserved", "device"):
         assert short.peak.bands[name].high <= short.gpu.usable_bytes
-    assert "cached memory back" in verdict(short)
-    assert "cached memory back" not in verdict(roomy)
+    assert "PyTorch frees" in verdict(short)
+    assert "PyTorch frees" not in verdict(roomy)
 
 
 def test_what_does_not_fit_is_expected_without_a_limit(roomy: Report) -> None:
