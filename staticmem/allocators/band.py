@@ -29,9 +29,19 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from staticmem.allocators.peaks import LargePool, Outline, outline
+from staticmem.allocators.peaks import LargePool, Outline, joined, large_ids, outline, reserve
 from staticmem.allocators.process import Process
-from staticmem.allocators.settings import DEFAULTS, MIN_BLOCK, Layout, Settings, ascending, descending, shuffled
+from staticmem.allocators.settings import (
+    DEFAULTS,
+    MIN_BLOCK,
+    UNLIMITED,
+    Layout,
+    Settings,
+    ascending,
+    descending,
+    shuffled,
+)
+from staticmem.frontends.recent import Recent
 from staticmem.units import Band
 
 if TYPE_CHECKING:
@@ -54,17 +64,20 @@ class Replays:
 
     def __init__(
         self, process: Process, nominal: Outline | Replay | None, settings: Settings = DEFAULTS,
-        total: int | None = None,
+        total: int | None = None, pools: Pools | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             nominal: the replay of the process as it is, without a limit: an outline stands for the default settings, as
                 does None, with which the outline is made when it is asked for.
             total: bytes of the device, where the settings ask for a fraction of it.
+            pools: of processes with the same calls.
         """
         self.process, self._nominal, self._settings, self._total = process, nominal, settings, total
+        self._pools = Pools() if pools is None else pools
         self._jitters = list(jitters(JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG))
         self._outcomes: dict[int, _Outcome] = {}
+        self._large: dict[int, int] = {}  # bytes of large segments of a replay
 
     @property
     def nominal(self) -> Outline | Replay:
@@ -109,18 +122,53 @@ class Replays:
         follows one that does. What is too much is so for any number that is larger, and for all beyond `room`: the
         large pool alone may be, which is known before the nominal replay."""
         largest_first = sorted(range(len(self._jitters)), key=lambda index: -self._jitters[index][0])
-        if self._nominal is None and self._of_large_pool(largest_first[0]) > room:
+        order = (largest_first[0], *range(self._count - 1, len(self._jitters) - 1, -1), *largest_first[1:])
+        if self._is_quick and any(self._reserve_large(index, room) > room for index in order):
             return True
-        if too_much(self.nominal.peak_reserved):
-            return True
-        order = (*range(self._count - 1, len(self._jitters) - 1, -1), *largest_first)
-        outcomes = map(self._outcome, order)
-        return any(outcome is not None and too_much(outcome[0][1]) for outcome in outcomes)
+        return too_much(self.nominal_reserved[0]) or any(too_much(self._reserve(index)) for index in order)
 
-    def _of_large_pool(self, index: int) -> int:
-        """What a jitter reserves in the large pool."""
-        pool, (scale, layout) = LargePool(self.process, None, 1 + WIDTH), self._jitters[index]
-        return pool.peaks(JitteredSizes(self.process, pool.ids).scaled(scale, index + 1), layout).reserved
+    @cached_property
+    def highest(self) -> int:
+        """The most bytes that any replay reserves, the nominal one included: the upper end of the band."""
+        return max(self.nominal_reserved[0], *(self._reserve(index) for index in range(self._count)))
+
+    @cached_property
+    def nominal_reserved(self) -> tuple[int, int]:
+        """What the nominal replay reserves, and what of it is small segments."""
+        if not self._is_quick:
+            return self.nominal.peak_reserved, 0
+        if isinstance(self._nominal, Outline):
+            return self._nominal.peak_reserved, self._nominal.small
+        process = self.process
+        sizes = [(nbytes + MIN_BLOCK - 1) & -MIN_BLOCK for nbytes in process.sizes]
+        large, small = reserve(self._pools.joined_calls(process), sizes, streams=process.streams)
+        return large + small, small
+
+    @property
+    def _is_quick(self) -> bool:
+        return self._nominal is None or isinstance(self._nominal, Outline)
+
+    def _reserve(self, index: int) -> int:
+        """What a replay reserves; nothing where it runs out of memory."""
+        if self._is_quick:
+            return self._reserve_large(index) + self.nominal_reserved[1]
+        outcome = self._outcome(index)
+        return 0 if outcome is None else outcome[0][1]
+
+    def _reserve_large(self, index: int, most: int = UNLIMITED) -> int:
+        """What a replay reserves in the large pool; more than `most` is no exact figure."""
+        found = self._large.get(index)
+        if found is None:
+            pool, sizes = self._of_large_pool
+            found = pool.reserve(*self._changed(index, sizes, pool.ids, MIN_BLOCK), most)
+            if found <= most:
+                self._large[index] = found
+        return found
+
+    @cached_property
+    def _of_large_pool(self) -> tuple[LargePool, JitteredSizes]:
+        pool = self._pools.large(self.process)
+        return pool, JitteredSizes(self.process, pool.ids)
 
     @property
     def _count(self) -> int:
@@ -129,14 +177,18 @@ class Replays:
 
     def _outcome(self, index: int) -> _Outcome:
         if index not in self._outcomes:
-            if index < len(self._jitters):
-                scale, layout = self._jitters[index]
-                sizes = self._sizes.scaled(scale, index + 1)
-            else:
-                bound, layout = self.process.bound(index > len(self._jitters)), ascending
-                sizes = [bound[id] for id in self._ids]
-            self._outcomes[index] = self._way[0](sizes, layout)
+            self._outcomes[index] = self._way[0](*self._changed(index, self._sizes, self._ids))
         return self._outcomes[index]
+
+    def _changed(
+        self, index: int, jittered: JitteredSizes, ids: Sequence[int], multiple: int = 1
+    ) -> tuple[list[int], Layout]:
+        """The sizes of some ids in a replay, as whole multiples, and its layout."""
+        if index < len(self._jitters):
+            scale, layout = self._jitters[index]
+            return jittered.scaled(scale, index + 1, multiple), layout
+        bound = self.process.bound(index > len(self._jitters))
+        return [-(-bound[id] // multiple) * multiple for id in ids], ascending
 
     @cached_property
     def _sizes(self) -> JitteredSizes:
@@ -151,6 +203,32 @@ class Replays:
         if isinstance(self.nominal, Outline):
             return _quick(self.process, self.nominal)
         return _whole(self.process, self._settings, self._total)
+
+
+class Pools:
+    """Large pools of processes, and their joined calls: the same for those that differ in sizes alone."""
+
+    MOST = 8  # that are kept, some 50 KiB each for a step of a thousand ops
+
+    def __init__(self) -> None:
+        self._large: Recent[tuple[Process, LargePool]] = Recent(self.MOST)
+        self._joined: Recent[tuple[Process, list[int]]] = Recent(self.MOST)
+
+    def large(self, process: Process) -> LargePool:
+        """The large pool without a nominal replay."""
+        key = id(process.calls), large_ids(process, 1 + WIDTH)  # the process that is kept holds its calls
+        kept = self._large.get(key)
+        if kept is None:
+            kept = process, LargePool(process, None, 1 + WIDTH)
+            self._large.put(key, kept)
+        return kept[1]
+
+    def joined_calls(self, process: Process) -> list[int]:
+        kept = self._joined.get(id(process.calls))
+        if kept is None:
+            kept = process, joined(process.calls, len(process.sizes))
+            self._joined.put(id(process.calls), kept)
+        return kept[1]
 
 
 def _quick(process: Process, nominal: Outline) -> tuple[_Replayed, Sequence[int]]:
@@ -209,8 +287,9 @@ class JitteredSizes:
         self._bounds = [(number, kernel, *band) for number, kernel, band, _ in uncertain if band is not None]
         self._strays = [(number, kernel, *band) for number, kernel, _, band in uncertain if band is not None]
 
-    def scaled(self, scale: float, draw: int = 0) -> list[int]:
-        """The sizes of a batch that is `scale` times as large. What is smaller than a block stays as it is.
+    def scaled(self, scale: float, draw: int = 0, multiple: int = 1) -> list[int]:
+        """The sizes of a batch that is `scale` times as large, as whole multiples. What is smaller than a block stays
+        as it is.
 
         `draw` above 0 chooses which kernels' workspaces are at a bound.
         """
@@ -227,6 +306,8 @@ class JitteredSizes:
                 if lot < 2:
                     kinds[number] = (high if lot else low, kinds[number][1])
         grown = [round(nbytes * scale) if grows and nbytes > MIN_BLOCK else nbytes for nbytes, grows in kinds]
+        if multiple > 1:
+            grown = [-(-nbytes // multiple) * multiple for nbytes in grown]
         return [grown[number] for number in self._places]
 
 

@@ -28,6 +28,7 @@ from staticmem.allocators.settings import (
     ROUND_LARGE,
     SMALL_BUFFER,
     SMALL_SIZE,
+    UNLIMITED,
     Layout,
     ascending,
 )
@@ -217,13 +218,103 @@ def serve(
         unused += size - rounded[call]
         if allocated + extra > peak:
             peak, highest, rounding = allocated + extra, call, unused
-    # Blocks know their neighbours and their pool: without an end to that the cycle search of Python has to find them.
-    for pool in (small, large, *(each for pair in others.values() for each in pair)):
+    _untie(live, small, large, *(each for pair in others.values() for each in pair))
+    return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, rounding, blocks, opened, highest)
+
+
+def reserve(
+    calls: Sequence[int],
+    sizes: Sequence[int],
+    layout: Layout = ascending,
+    most: int = UNLIMITED,
+    streams: Mapping[int, int] = NO_STREAMS,
+) -> tuple[int, int]:
+    """Bytes of large segments, and of small ones, as `serve` has them, for two thirds of its time: a search asks for
+    nothing else. It ends once large segments have more than `most`.
+
+    Args:
+        calls: as in `serve`.
+        sizes: whole blocks of 512 bytes.
+    """
+    count = len(sizes)
+    small: list[tuple[int, int, Any]] = []
+    large: list[tuple[int, int, Any]] = []
+    others: dict[int, tuple[list[Any], list[Any]]] = {stream: ([], []) for stream in set(streams.values())}
+    live: list[Any] = [None] * count
+    number = offset = of_small = 0
+    for call in calls:
+        if call < 0:
+            block = live[~call]
+            if block is None:  # an empty tensor
+                continue
+            address, size, before, behind, _, pool = block
+            if before is not None and before[4]:
+                address = before[0]
+                del pool[bisect_left(pool, (before[1], address))]
+                size += before[1]
+                before = before[2]
+                block[0], block[2] = address, before
+                if before is not None:
+                    before[3] = block
+            if behind is not None and behind[4]:
+                del pool[bisect_left(pool, (behind[1], behind[0]))]
+                size += behind[1]
+                behind = behind[3]
+                block[3] = behind
+                if behind is not None:
+                    behind[2] = block
+            block[1], block[4] = size, True
+            insort(pool, (size, address, block))
+            continue
+        id = call - count if call >= count else call
+        size = sizes[id]
+        pool = small if size <= SMALL_SIZE else large
+        if streams and id in streams:
+            pool = others[streams[id]][size > SMALL_SIZE]
+        if pool and pool[-1][0] >= size:
+            if call >= count or not size:  # what is split off is merged again
+                continue
+            whole, address, block = pool.pop(bisect_left(pool, (size,)))
+        elif size:
+            if size <= SMALL_SIZE:
+                whole = SMALL_BUFFER
+                of_small += whole
+            else:
+                whole = LARGE_SEGMENT if size < MIN_LARGE_ALLOC else -(-size // ROUND_LARGE) * ROUND_LARGE
+            address = layout(number, offset, whole)
+            number += 1
+            offset += whole
+            if offset - of_small > most:
+                break
+            block = [address, whole, None, None, True, pool]
+            if call >= count:
+                insort(pool, (whole, address, block))
+                continue
+        else:
+            continue
+        rest = whole - size
+        if rest > SMALL_SIZE or (rest and size <= SMALL_SIZE):
+            before = block[2]
+            live[call] = taken = [address, size, before, block, False, pool]
+            if before is not None:
+                before[3] = taken
+            block[0], block[1], block[2] = address + size, rest, taken
+            insort(pool, (rest, address + size, block))
+        else:
+            block[4] = False
+            live[call] = block
+    _untie(live, small, large, *(pool for pair in others.values() for pool in pair))
+    return offset - of_small, of_small
+
+
+def _untie(live: Sequence[Any], *pools: list[Any]) -> None:
+    """Blocks know their neighbours and their pool: without an end to that the cycle search of Python has to find
+    them."""
+    for pool in pools:
         pool.clear()
     for block in live:
         if block is not None:
             block[2] = block[3] = None
-    return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, rounding, blocks, opened, highest)
 
 
 # -- the large pool alone --------------------------------------------------------------------------------------------
@@ -241,15 +332,8 @@ class LargePool:
         """`growth` is the largest factor of sizes that any replay asks for. Without a nominal replay the peaks are of
         the large pool alone."""
         last = next((mark.event for mark in process.marks if mark.step == STEPS), len(process.calls))
-        starts = process.origins.starts
-        count = starts[STEPS] if len(starts) > STEPS else len(process.sizes)
-        most = list(process.sizes[:count])
-        for bands in (process.bounds, process.strays):
-            for id, (_, high) in bands.items():
-                if id < count and high > most[id]:
-                    most[id] = high
-        least = int(SMALL_SIZE / growth)
-        self.ids = tuple([id for id, nbytes in enumerate(most) if nbytes > least and nbytes * growth > SMALL_SIZE])
+        count = _count_ids(process)
+        self.ids = large_ids(process, growth)
         numbers = [-1] * count
         for number, id in enumerate(self.ids):
             numbers[id] = number
@@ -259,6 +343,10 @@ class LargePool:
             numbers[id]: stream for id, stream in process.streams.items() if id < count and numbers[id] >= 0
         }
         self._small = 0 if nominal is None else nominal.small
+
+    def reserve(self, sizes: Sequence[int], layout: Layout, most: int) -> int:
+        """Bytes of large segments, as `reserve` has them."""
+        return reserve(self._calls[0], sizes, layout, most, self._streams)[0]
 
     def peaks(self, sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
         """The peaks with `sizes[n]` bytes for the allocation `ids[n]`, both pools together."""
@@ -271,6 +359,24 @@ class LargePool:
         # what is small here and may be large elsewhere opens small segments of its own, which are predicted already
         both = Peaks(served.peaks.allocated, served.peaks.reserved - served.small + self._small)
         return both, served.rounding
+
+
+def _count_ids(process: Process) -> int:
+    """Ids before the last of three steps."""
+    starts = process.origins.starts
+    return starts[STEPS] if len(starts) > STEPS else len(process.sizes)
+
+
+def large_ids(process: Process, growth: float) -> tuple[int, ...]:
+    """The ids of a `LargePool`."""
+    count = _count_ids(process)
+    most = list(process.sizes[:count])
+    for bands in (process.bounds, process.strays):
+        for id, (_, high) in bands.items():
+            if id < count and high > most[id]:
+                most[id] = high
+    least = int(SMALL_SIZE / growth)
+    return tuple([id for id, nbytes in enumerate(most) if nbytes > least and nbytes * growth > SMALL_SIZE])
 
 
 def _calls(calls: Sequence[int], numbers: Sequence[int], blocks: Sequence[int]) -> tuple[list[int], list[int]]:

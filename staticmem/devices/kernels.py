@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import field
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from staticmem.allocators.process import FIRST, LAST, Workspace
 from staticmem.devices.conv import passes_of
@@ -19,6 +19,7 @@ from staticmem.devices.profile import DEFAULT_TORCH, Profile, load
 from staticmem.devices.reductions import Multiprocessors, reduction_buffer
 from staticmem.eager.strides import Form
 from staticmem.eager.trace import Convolution, Copies, Indices, Reduction, Trace
+from staticmem.frontends.recent import Recent
 from staticmem.ir.record import record
 from staticmem.ops.linear import CUBLAS
 from staticmem.ops.registry import WORKSPACES, KernelCall, WorkspaceRule
@@ -123,6 +124,52 @@ def _convolution_needs(
     return tuple(needs)
 
 
+class _Takers(NamedTuple):
+    """The kernels of a trace that may take workspaces, in order, by index; of each its rule, if there is one (None:
+    cuBLAS), and the places of its buffers. `forward`: of each with a rule the forward kernel of the same op, which has
+    the same rule: it itself, unless it is of the backward."""
+
+    rules: dict[int, WorkspaceRule | None]
+    takers: list[int]
+    results: dict[int, list[int]]
+    forward: dict[int, int]
+
+
+# of the last traces; those that differ in sizes alone have them in common, as the objects that are their keys
+_kept_takers: Recent[tuple[Trace, _Takers]] = Recent(8)
+
+
+def _takers_of(trace: Trace) -> _Takers:
+    key = id(trace.kernels), id(trace.buffers.kernels), tuple(trace.reads)
+    kept = _kept_takers.get(key)
+    if kept is None:
+        kept = trace, _find_takers(trace)
+        _kept_takers.put(key, kept)
+    return kept[1]
+
+
+def _find_takers(trace: Trace) -> _Takers:
+    names, ops, phases = trace.kernels.names, trace.kernels.ops, trace.kernels.phases
+    of_name = {name: WORKSPACES.get(name) for name in set(names)}
+    listed = {name for name, rule in of_name.items() if rule is not None or name in CUBLAS}
+    rules = {kernel: of_name[name] for kernel, name in enumerate(names) if name in listed}
+    takers = sorted({*rules, *trace.reads})
+    results: dict[int, list[int]] = {kernel: [] for kernel in takers}
+    for place, kernel in enumerate(trace.buffers.kernels):
+        if kernel in results:
+            results[kernel].append(place)
+    latest: dict[tuple[WorkspaceRule, int], int] = {}
+    forward = {}
+    for kernel, rule in rules.items():
+        if rule is None:
+            continue
+        if phases[kernel] != "backward":
+            latest[rule, ops[kernel]] = kernel
+        if (rule, ops[kernel]) in latest:
+            forward[kernel] = latest[rule, ops[kernel]]
+    return _Takers(rules, takers, results, forward)
+
+
 class KernelWorkspaces:
     """Workspaces of one trace. `bound` picks low, expected or high of every band."""
 
@@ -130,37 +177,14 @@ class KernelWorkspaces:
         if bound not in Band._fields:
             raise ValueError(f"bound is {bound!r}")
         self.trace, self.setup, self.bound = trace, setup or Setup(), bound
-        names = trace.kernels.names
-        rules = {name: WORKSPACES.get(name) for name in set(names)}
-        listed = {name for name, rule in rules.items() if rule is not None or name in CUBLAS}
-        self._rules = {kernel: rules[name] for kernel, name in enumerate(names) if name in listed}
-        self._takers = sorted({*self._rules, *trace.reads})
-        self._results: dict[int, list[int]] = {kernel: [] for kernel in self._takers}  # places of its buffers
-        for place, kernel in enumerate(trace.buffers.kernels):
-            if kernel in self._results:
-                self._results[kernel].append(place)
-        self._forward = self._forward_kernels()
+        takers = _takers_of(trace)
+        self._rules, self._takers, self._results, self._forward = takers
         self._torch = torch_release(self.setup.torch)
         self._cublas = self.setup.profile.cublas(self.setup.torch)
         on = self.setup
         self._convolution_setup = (
             on.channels_last, on.allow_tf32, on.architecture, on.profile.cudnn(on.torch), on.benchmark, on.cudnn,
         )  # fmt: skip
-
-    def _forward_kernels(self) -> dict[int, int]:
-        """For each kernel with a rule the forward one of the same op, which has the same rule: it itself, unless it is
-        of the backward."""
-        ops, phases = self.trace.kernels.ops, self.trace.kernels.phases
-        latest: dict[tuple[WorkspaceRule, int], int] = {}
-        forward = {}
-        for kernel, rule in self._rules.items():
-            if rule is None:
-                continue
-            if phases[kernel] != "backward":
-                latest[rule, ops[kernel]] = kernel
-            if (rule, ops[kernel]) in latest:
-                forward[kernel] = latest[rule, ops[kernel]]
-        return forward
 
     def _forms(self, kernel: int) -> list[Form]:
         """What a kernel makes."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from staticmem.allocators.band import LONG, Replays, is_quick
+from staticmem.allocators.band import LONG, Pools, Replays, is_quick
 from staticmem.allocators.from_trace import loaded_packed, process_of_trace
 from staticmem.allocators.patterns import Patterns
 from staticmem.allocators.peaks import Outline
@@ -129,6 +129,20 @@ class Unlimited:
         self.replays = Replays(self.process, nominal, settings, total)
 
 
+def highest_need(
+    result: StepResult, device: Device, unlimited: Callable[[StepResult, Device], Unlimited]
+) -> Band | None:
+    """The expected and the highest of what `on_device` reserves with enough memory, by replays that count segments
+    alone; None where more than those decide it. The lower end is what is expected."""
+    roomy = unlimited(result, device)
+    decodes = any(name == "decode" for name, _ in result.trace.phases)
+    if not roomy.is_quick or result.trace.loading or decodes:
+        return None
+    nominal, highest = roomy.replays.nominal_reserved[0], roomy.replays.highest
+    others = [unlimited(result, other).replays.nominal_reserved[0] for other in alternatives(device)]
+    return Band(nominal, nominal, max(highest, *others, nominal))
+
+
 def alternatives(device: Device) -> Iterator[Device]:
     """The card as it would be with the workspaces of other architectures, where another chip stands in for its own: no
     table says whose its libraries take, so bands reach to what is expected with any of them."""
@@ -160,7 +174,7 @@ class SharedReplays:
     CALLS = 20_000  # replays of more are not kept, as they would take hundreds of MiB together
 
     def __init__(self) -> None:
-        self.patterns = Patterns()
+        self.patterns, self.pools = Patterns(), Pools()
         self._steps: Recent[tuple[StepResult, Unlimited]] = Recent(self.STEPS)
         self._replays: Recent[Replays] = Recent(self.REPLAYS)
 
@@ -180,12 +194,12 @@ class SharedReplays:
         """The replays of a process with PyTorch's default settings: all that they look at is in their key. The process
         that is kept with them holds its calls, so that no others have their place in memory."""
         if len(process.calls) > self.CALLS:
-            return Replays(process, None)
+            return Replays(process, None, pools=self.pools)
         bounds = tuple(process.bounds.items()), tuple(process.strays.items())
         key = id(process.calls), process.sizes, process.scales, bounds
         replays = self._replays.get(key)
         if replays is None:
-            replays = Replays(process, None)
+            replays = Replays(process, None, pools=self.pools)
             self._replays.put(key, replays)
         return replays
 
@@ -282,8 +296,10 @@ def on_device(
     grown = _sum_slack_of_caches(result) if process.mark_at(free.peak_allocated_at).phase == "decode" else 0
     allocated, reserved = allocated.widened(0, grown), reserved.widened(0, grown)
     context, usable = device.setup.profile.overhead(device.gpu), usable_on(device)
-    nominal = _replay_on_card(roomy, device)
-    if nominal is not free:
+    nominal: Outline | Replay = free
+    pressed = _replay_pressed(roomy, device)
+    if pressed is not None:
+        nominal = pressed
         allocated, reserved = allocated.around(nominal.peak_allocated), reserved.around(nominal.peak_reserved)
     retries, returned = (nominal.retries, nominal.returned) if not isinstance(nominal, Outline) else (0, 0)
     needed = reserved.plus_unrelated(context)
@@ -304,17 +320,19 @@ def on_device(
 
 def expected_need(roomy: Unlimited, device: Device) -> int:
     """The expected need of `on_device`, without the replays of its band."""
-    return _replay_on_card(roomy, device).peak_reserved + device.setup.profile.overhead(device.gpu).expected
+    pressed = _replay_pressed(roomy, device)
+    reserved = roomy.replays.nominal_reserved[0] if pressed is None else pressed.peak_reserved
+    return reserved + device.setup.profile.overhead(device.gpu).expected
 
 
-def _replay_on_card(roomy: Unlimited, device: Device) -> Outline | Replay:
-    """The replay on the memory of a card; that without a limit where the step runs out of memory."""
+def _replay_pressed(roomy: Unlimited, device: Device) -> Replay | None:
+    """The replay on a card with less memory than the step would take; None where it has that, or the step runs out of
+    memory: then the one without a limit says what is expected."""
     context = device.setup.profile.overhead(device.gpu).expected
-    if device.bounded and roomy.replays.nominal.peak_reserved + context > usable_on(device):
-        pressed = _replay(roomy.process, device, _capacity(device))
-        if pressed.oom is None:
-            return pressed
-    return roomy.replays.nominal
+    if not device.bounded or roomy.replays.nominal_reserved[0] + context <= usable_on(device):
+        return None
+    pressed = _replay(roomy.process, device, _capacity(device))
+    return pressed if pressed.oom is None else None
 
 
 def _sum_slack_of_caches(result: StepResult) -> int:

@@ -23,6 +23,7 @@ from staticmem.devices.meters import (
     Unlimited,
     alternatives,
     expected_need,
+    highest_need,
     least_usable,
     needs_of,
     on_device,
@@ -108,17 +109,46 @@ class Verdicts:
             return self._without_spread(card, more, own).needed.expected
         device = on(self.device, card)
         overhead, usable = device.setup.profile.overhead(card).expected, usable_on(device)
-        shared = 0 if own else self.unlimited(card).replays.nominal.peak_reserved + overhead
+        shared = 0 if own else self.unlimited(card).replays.nominal_reserved[0] + overhead
         if not own and (shared <= usable or live + overhead > usable):
             return shared
         return expected_need(self.replays.unlimited(self.result, device), device)
 
     def fits(self, card: Gpu) -> bool:
         """Whether the verdict is "fits". Where the band without the spread does not, the spread is not computed."""
-        if self.standing(card).obstacle or self._without_spread(card, 0).memory is not Fit.FITS:
+        if self.standing(card).obstacle:
+            return False
+        fits = self._fits_surely(card, 0)
+        if fits is False or (fits is None and self._without_spread(card, 0).memory is not Fit.FITS):
             return False
         less, more = self.spread()
+        fits = self._fits_surely(card, more) if more and fits else None
+        if fits is not None:
+            return fits
         return not more or self._without_spread(card, more).widened(less, more).memory is Fit.FITS
+
+    def highest(self, card: Gpu) -> int:
+        """The upper end of the need of `of`, where that fits."""
+        _, more = self.spread()
+        needed = self._highest_shared(card, more)
+        return self.of(card).needed.high if needed is None else needed.high + more
+
+    def _fits_surely(self, card: Gpu, more: int) -> bool | None:
+        """Whether the verdict is "fits" with so much more at the upper end, by what replays reserve; None where
+        replays for this card decide it."""
+        needed = self._highest_shared(card, more)
+        return None if needed is None else needed.high + more <= usable_on(on(self.device, card)) * TIGHT
+
+    def _highest_shared(self, card: Gpu, more: int) -> Band | None:
+        """The need as `highest_need` has it; None where that does not decide the verdict."""
+        if card.slug in self._own or _kind(self.representative(card)) in self.shared:
+            return None
+        device = replace(on(self.device, self.representative(card)), bounded=False)
+        reserved = highest_need(self.result, device, self.replays.unlimited)
+        if reserved is None:
+            return None
+        needed = reserved.plus_unrelated(self.device.setup.profile.overhead(card))
+        return None if self._is_decided_alone(needed, card, more) else needed
 
     def runs(self, card: Gpu) -> bool:
         """Whether the verdict is "fits" or "tight", which the spread does not decide."""
@@ -156,18 +186,23 @@ class Verdicts:
             return self._own[card.slug]
         device, needed = on(self.device, card), self._shared(card)
         overhead, usable = device.setup.profile.overhead(card), usable_on(device)
-        free, doubt = self.shared[_kind(self.representative(card))], self.doubt(card)
+        free = self.shared[_kind(self.representative(card))]
         # convolutions have plans with less workspace, or none
         alive = free.allocated.expected - free.parts.get("workspace", 0) + overhead.expected
-        if alive - doubt > usable and not own:  # does not fit, whatever the cache gives back
+        if alive - self.doubt(card) > usable and not own:  # does not fit, whatever the cache gives back
             return verdict(needed, usable)
-        near = abs(needed.high + more - usable * TIGHT) <= doubt if doubt else False
-        if own or near or needed.expected + doubt > usable or self._counts_the_card(needed, card):
+        if own or self._is_decided_alone(needed, card, more):
             if self.stand_in is not None:
                 device = replace(device, setup=on(self.device, self.stand_in).setup)
             self._own[card.slug] = on_device(self.result, device, self.replays.unlimited, least=False).verdict
             return self._own[card.slug]
         return verdict(needed, usable)
+
+    def _is_decided_alone(self, needed: Band, card: Gpu, more: int) -> bool:
+        """Whether replays for this card decide its verdict, given the need by those of the one that stands for it."""
+        usable, doubt = usable_on(on(self.device, card)), self.doubt(card)
+        near = abs(needed.high + more - usable * TIGHT) <= doubt if doubt else False
+        return near or needed.expected + doubt > usable or self._counts_the_card(needed, card)
 
     def _shared(self, card: Gpu) -> Band:
         """The need on a card, with what the allocator takes on the one that stands for it."""
@@ -292,7 +327,7 @@ class Bench:
         key = (key_of(request), _kind(verdicts.representative(card)))
         if key not in self._nominal:
             with without_cycle_search():
-                self._nominal[key] = verdicts.unlimited(card).replays.nominal.peak_reserved
+                self._nominal[key] = verdicts.unlimited(card).replays.nominal_reserved[0]
         return self._nominal[key]
 
     def expected_alone(self, request: Request, name: str) -> tuple[int, str | None]:
@@ -318,7 +353,7 @@ class Bench:
             roomy = verdicts.unlimited(card)
 
             def too_much(reserved: int) -> bool:
-                nominal = roomy.replays.nominal.peak_reserved
+                nominal = roomy.replays.nominal_reserved[0]
                 return Band(nominal, nominal, max(reserved, nominal)).plus_unrelated(overhead).high > room
 
             return not roomy.replays.some_reserves(too_much, room - overhead.expected)
@@ -349,6 +384,11 @@ class Bench:
         """Whether the verdict is "fits": the whole band within 95 %."""
         with without_cycle_search():
             return self.may_fit(request, card) and self._of(request).fits(card)
+
+    def highest(self, request: Request, card: Gpu) -> tuple[int, int]:
+        """The upper end of the need of a step that is safe, and what of the card is usable."""
+        with without_cycle_search():
+            return self._of(request).highest(card), usable_on(on(self._device(request), card))
 
     def runs(self, request: Request, card: Gpu) -> bool:
         """Whether the step is expected not to run out of memory: the verdict is "fits" or "tight"."""

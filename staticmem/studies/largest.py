@@ -149,8 +149,8 @@ class LargestBatches:
             return 0
         if not self.between.confirms(self.at(values[at])):
             return self.tried(card)
-        outcome = self.between.verdict(self.at(values[at]), card)
-        self.shares[kind] = values[at] / bound * outcome.usable * TIGHT / outcome.needed.high
+        highest, usable = self.between.highest(self.at(values[at]), card)
+        self.shares[kind] = values[at] / bound * usable * TIGHT / highest
         return values[at]
 
     def tried_size(self, card: Gpu) -> int | None:
@@ -233,7 +233,7 @@ class LargestBatches:
             return self._doubled(start, self.shortened, room)
         if self.grown.dim is not None and most > start + 1 and not self._is_affine(start):
             return self._doubled(start, most, room)
-        self.structure = self.structure or self._structure(start, min(start + 2, most))
+        self.structure = self.structure or self._guess(start, most)
         for _ in range(ROUNDS):
             batch = self._solve(self.structure, start, most, room)
             if batch <= start or batch <= self.structure.high:
@@ -243,6 +243,15 @@ class LargestBatches:
                 return batch
             self.structure = wider
         return self._solve(self.structure, start, most, room)
+
+    def _guess(self, start: int, most: int) -> Affine:
+        """A first structure: through the step that was asked for, which is run in any case, else the least ones."""
+        asked = (self.grown.size_of(self.request) or 0) // self.grown.stride
+        if start + 2 < asked <= most:
+            structure = Affine.through(self._list_cores(start, asked)) if self.grown.dim is None else None
+            if structure is not None:
+                return structure
+        return self._structure(start, min(start + 2, most))
 
     def _live(self, batch: int) -> int:
         core = self._core(batch)

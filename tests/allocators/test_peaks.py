@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from staticmem.allocators.band import WIDTH, Replays
 from staticmem.allocators.cuda_caching import simulate
-from staticmem.allocators.peaks import LargePool, joined, outline, peaks
+from staticmem.allocators.peaks import LargePool, joined, outline, peaks, reserve
 from staticmem.allocators.process import RELEASE, Event, Mark, Origins, Process
 from staticmem.allocators.settings import Layout, ascending, descending, shuffled
 
@@ -114,6 +114,23 @@ def test_of_equal_blocks_the_one_at_the_lower_address_is_taken(layout: Layout) -
     sizes = [size * MIB for size in (12, 14, 6, 8, 6, 14)]
     lower = layout(0, 0, sizes[0]) < layout(1, sizes[0], sizes[1])
     assert peaks(calls, sizes, layout) == full(calls, sizes, layout) == (26 * MIB, (26 if lower else 40) * MIB)
+
+
+@given(processes(), LAYOUTS, st.lists(st.integers(0, 2), min_size=120, max_size=120))
+@settings(max_examples=300, deadline=None)
+def test_segments_alone_are_those_of_the_replay(
+    process: tuple[list[int], list[int]], layout: Layout, drawn: list[int]
+) -> None:
+    calls, sizes = process
+    streams = {id: stream for id, stream in enumerate(drawn[: len(sizes)]) if stream}
+    blocks = [-(-size // 512) * 512 for size in sizes]
+    events = [Event(c, sizes[c], streams.get(c, 0)) if c >= 0 else Event(~c, RELEASE) for c in calls]
+    whole = simulate(events, layout=layout).peak_reserved
+    for asked in (calls, joined(calls, len(sizes))):
+        large, small = reserve(asked, blocks, layout, streams=streams)
+        assert large + small == whole
+        assert reserve(asked, blocks, layout, large, streams) == (large, small)
+        assert not large or reserve(asked, blocks, layout, large - 1, streams)[0] > large - 1
 
 
 # -- the outline, and the large pool alone ---------------------------------------------------------------------------

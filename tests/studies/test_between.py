@@ -13,6 +13,7 @@ from staticmem.allocators.band import Replays
 from staticmem.allocators.patterns import Patterns
 from staticmem.devices import gpus
 from staticmem.devices.meters import SharedReplays, Unlimited, process_on
+from staticmem.devices.sizing import TIGHT, Fit
 from staticmem.engine.step import StepResult, run_step
 from staticmem.ir.graph import Graph
 from staticmem.report.sweep import SweepRow
@@ -23,6 +24,7 @@ from staticmem.studies.device import device_of
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.sizing import Options, size
 from staticmem.studies.sizing_search import BATCH
+from staticmem.units import MIB
 
 ROOT = Path(__file__).parents[2]
 OPEN = ROOT / "models" / "resnet18.onnx"  # it leaves open what ran in place
@@ -135,6 +137,29 @@ def test_a_few_replays_say_what_the_band_says() -> None:
     for limit, beyond in ((high, False), (high - 1, True), (high // 2, True)):
         replays = Unlimited(study.result, device).replays
         assert replays.some_reserves(limit.__lt__, limit) is beyond
+
+
+@pytest.mark.parametrize("batch", [3, 48])
+def test_segments_alone_have_the_upper_end_of_the_band(batch: int) -> None:
+    result, device = Study.open(OPEN, Request(optimizer="adam", batch=batch)).result, device_of(Request())
+    shared = SharedReplays()
+    replays, band = shared.unlimited(result, device).replays, Unlimited(result, device).replays.bands()[1]
+    assert (replays.nominal_reserved[0], replays.highest) == (band.expected, band.high)
+    assert replays.bands()[1] == band
+
+
+@pytest.mark.parametrize("name", ["l4", "rtx-4060", "mi300x", "t4"])
+def test_a_verdict_without_its_band_is_the_verdict(name: str) -> None:
+    """On cards whose memory is a little above and below what the step needs."""
+    study, card = Study.open(OPEN, Request(optimizer="adam", batch=48)), gpus.find(name)
+    need = Bench(study).verdict(Request(optimizer="adam", batch=48), card).needed
+    for usable in (need.expected, need.high, int(need.high / TIGHT) - MIB, int(need.high / TIGHT) + MIB, 2 * need.high):
+        other = replace(card, usable=usable)
+        quick, whole = Bench(study), Bench(study)
+        asked = Request(optimizer="adam", batch=48)
+        outcome = whole.verdict(asked, other)
+        assert quick.safe(asked, other) is (outcome.fit is Fit.FITS)
+        assert outcome.fit is not Fit.FITS or quick.highest(asked, other) == (outcome.needed.high, usable)
 
 
 def test_the_large_pool_alone_may_say_that_it_is_too_much() -> None:
