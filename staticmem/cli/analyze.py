@@ -139,6 +139,9 @@ def _rendered(study: Study, largest: LargestSize | None, chosen: Format, args: a
     if chosen.shows == "replay":
         from staticmem.studies.device import replay_of
 
+        if args.explain_peak:
+            say(f"warning: --explain-peak is not used: --format {chosen.name} has every tensor of the step [SM302]")
+
         return chosen.render(replay_of(study.request, study.result), view_of(args))
     report = study.report
     if args.explain_peak or chosen.name == "html":

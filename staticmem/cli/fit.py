@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import settings
-from staticmem.cli.flags import add_model, add_scenario, add_verb, one_of, positive, reads
+from staticmem.cli.flags import add_jobs, add_model, add_scenario, add_verb, one_of, positive, reads
 from staticmem.cli.output import Progress, add_output, check_target, chosen_format, emit, say, write_atomically
 from staticmem.errors import UsageError
 from staticmem.report.fit import CHANGES
@@ -126,6 +126,7 @@ def add_levers(verbs: Any) -> None:
     about = "memory that the step may need (16GiB, 16GB): looks for the best set of checkpoints (default: the GPU's)"
     budget = reads("--budget", "bytes", "16GiB", "a size", "SM195")
     question.add_argument("--budget", type=budget, metavar="SIZE", help=about)
+    add_jobs(question)
     add_output(parser, LEVER_FORMATS)
 
 
@@ -136,6 +137,6 @@ def run_levers(args: argparse.Namespace) -> int:
 
     request = settings.request(args)
     with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet) as bar:
-        result = levers(Study.open(path, request), request.gpu, args.budget, bar.update)
+        result = levers(Study.open(path, request), request.gpu, args.budget, bar.update, args.jobs)
     emit(result, chosen, args)
     return 0

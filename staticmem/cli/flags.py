@@ -6,6 +6,7 @@ A flag that is not given is None, so that a config can fill it and `Request` dec
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -108,11 +109,12 @@ def asked_largest(args: argparse.Namespace) -> GrownSize:
     """What --max-batch or --max-dim asks the largest size of.
 
     Raises:
-        UsageError: both are given.
+        UsageError: both are given, or a meter that says nothing of a GPU.
     """
     from staticmem.studies.sizing_search import GrownSize  # late: --help needs no engine
 
-    check(LARGEST, {name: True for name in ("max_batch", "max_dim") if getattr(args, name) not in (None, False)})
+    given = {name: getattr(args, name, None) for name in ("max_batch", "max_dim", "meter")}
+    check(LARGEST, {name: value for name, value in given.items() if value not in (None, False)})
     return GrownSize(args.max_dim)
 
 
@@ -206,3 +208,10 @@ def one_of(flag: str, choices: Iterable[str]) -> Callable[[str], str]:
         return text
 
     return convert
+
+
+def add_jobs(group: argparse._ActionsContainer) -> None:
+    """How many processes work: by default one for each core that this one may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    about = "local processes (default: one a core)"
+    group.add_argument("-j", "--jobs", type=positive("--jobs"), default=cores, metavar="N", help=about)

@@ -208,13 +208,20 @@ class Progress:
         self.start = time.monotonic()
         self.first: tuple[float, int] | None = None  # time and pieces of the first update
         self.drawn: float | None = None
+        self.lines: list[str] = []  # that are not written yet
 
-    def update(self, done: int, total: int) -> None:
+    def update(self, done: int, total: int, line: str = "") -> None:
+        """Draws the bar; `line` is what is known since, and stays above it."""
         now = time.monotonic()
         self.first = self.first or (now, done)
-        if not self.shows or now - self.start < DELAY or (self.drawn is not None and now - self.drawn < INTERVAL):
+        if line:
+            self.lines.append(style_for(self.stream, "never").plain(line))
+        early = self.drawn is not None and now - self.drawn < INTERVAL and not self.lines
+        if not self.shows or now - self.start < DELAY or early:
             return
         self.drawn = now
+        self.stream.write("".join(f"\r\x1b[2K{line}\n" for line in self.lines))
+        self.lines.clear()
         filled = WIDTH * done // max(total, 1)
         bar = f"{self.what} [{'#' * filled}{'.' * (WIDTH - filled)}] {done:,} of {total:,}"
         begun, before = self.first

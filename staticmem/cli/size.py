@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import settings
-from staticmem.cli.flags import add_flag, add_max_dim, add_scenario, add_verb, positive
+from staticmem.cli.flags import add_flag, add_jobs, add_max_dim, add_scenario, add_verb, positive
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
@@ -20,6 +20,7 @@ from staticmem.scenario.request import OPTIONS
 
 if TYPE_CHECKING:
     from staticmem.devices.gpus import Gpu
+    from staticmem.report.sizing import CardRow
 
 FORMATS, GPUS_FORMATS = Formats("sizing"), Formats("gpus")
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
@@ -66,6 +67,7 @@ def add_size(verbs: Any) -> None:
     question.add_argument("--global-batch", type=positive("--global-batch"), metavar="N", help=about)
     about = "the largest size of an open dimension on each GPU, in place of batches; in generation 'prompt'"
     add_max_dim(question, about)
+    add_jobs(question)
     output = add_output(parser, FORMATS)
     output.add_argument(
         "--prices",
@@ -104,6 +106,7 @@ def size(args: argparse.Namespace) -> int:
     """The exit code: 0 where the report could be made."""
     chosen = chosen_format(args, FORMATS)
     from staticmem.devices import gpus  # late: --help needs no engine
+    from staticmem.report.formats.sizing import outcome
     from staticmem.studies import Study
     from staticmem.studies.sizing import Options
     from staticmem.studies.sizing import size as sizing
@@ -121,8 +124,12 @@ def size(args: argparse.Namespace) -> int:
         prices = prices_of(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
     command = shlex.join(["staticmem", *args.argv])
     with settings.model_path(settings.model_of(args)) as path, Progress("GPUs", args.quiet) as bar:
-        options = Options(cards, prices, _date(args.date), command, not args.no_batches, bar.update,
-                          dim=args.max_dim, global_batch=args.global_batch)  # fmt: skip
+
+        def tell(done: int, total: int, row: CardRow | None = None) -> None:
+            bar.update(done, total, "" if row is None else f"{row.name}: {outcome(row)}")
+
+        options = Options(cards, prices, _date(args.date), command, not args.no_batches, tell,
+                          dim=args.max_dim, global_batch=args.global_batch, jobs=args.jobs)  # fmt: skip
         result = sizing(Study.open(path, request), options)
     emit(result, chosen, args)
     return 0

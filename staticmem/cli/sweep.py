@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import settings
-from staticmem.cli.flags import add_max_dim, add_scenario, add_verb, asked_largest, one_of, positive
+from staticmem.cli.flags import add_jobs, add_max_dim, add_scenario, add_verb, asked_largest, one_of
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import StaticmemError, UsageError, closest
 from staticmem.frontends.architectures import model_name
@@ -63,7 +62,7 @@ def add_sweep(verbs: Any) -> None:
     about = "the largest batch of each configuration on each GPU"
     tried.add_argument("--max-batch", action="store_true", help=about)
     add_max_dim(tried, "the largest size of an open dimension of each configuration on each GPU")
-    _add_jobs(tried)
+    add_jobs(tried)
     add_scenario(parser, many_gpus=True)
     add_output(parser, FORMATS)
 
@@ -74,7 +73,7 @@ def add_check(verbs: Any) -> None:
     budgets = parser.add_argument_group("budgets")
     about = "a limit for live, allocated, reserved or device, e.g. live=20GiB; repeatable; beside those of the config"
     budgets.add_argument("--budget", action="append", default=[], metavar="METRIC=SIZE", help=about)
-    _add_jobs(budgets)
+    add_jobs(budgets)
     budgets.add_argument("--exit-zero", action="store_true", help="exit 0 also where a budget is exceeded")
     add_scenario(parser, many_gpus=True)
     add_output(parser, CHECK_FORMATS)
@@ -83,11 +82,6 @@ def add_check(verbs: Any) -> None:
 def _add_source(parser: argparse.ArgumentParser) -> None:
     about = "a .yaml config, or an .onnx or .pt2 file"
     parser.add_argument("model", metavar="CONFIG|MODEL", nargs="?", help=about)
-
-
-def _add_jobs(group: argparse._ArgumentGroup) -> None:
-    about = "local processes (default: one a core)"
-    group.add_argument("-j", "--jobs", type=positive("--jobs"), default=os.cpu_count() or 1, metavar="N", help=about)
 
 
 def sweep(args: argparse.Namespace) -> int:

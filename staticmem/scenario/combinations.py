@@ -416,6 +416,10 @@ LARGEST: Table = {
         "One search makes one size larger, and the others stay.",
         "Give one of them.",
     ),
+    Combination((side("max_batch"), MAX_DIM), side("meter", "--meter live", ("live",)), "SM199"): (
+        "What is the largest on a GPU is found by replays of the allocator.",
+        "Leave --meter out.",
+    ),
     Combination(
         side("max_dim", "--max-dim '{max_dim}'", lambda name: name != PROMPT.option),
         GENERATE,

@@ -30,6 +30,7 @@ from staticmem.studies.position_tables import PositionError
 from staticmem.studies.sizing_search import BATCH, GrownSize, last, last_of_few_ops, rungs
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
+USUAL_SHARE = 0.8  # of the batches that live tensors alone allow: what bands leave, for the first card of a kind
 ROUNDS = 8  # of solving and running again at the solution: two are enough where there is one structure
 
 
@@ -137,7 +138,7 @@ class LargestBatches:
         self._widen_line()
         values = [batch for batch in self.values if batch <= bound]
         kind = card.architecture, card.alternatives
-        share = self.shares.get(kind, next(reversed(self.shares.values()), 1.0))
+        share = self.shares.get(kind, USUAL_SHARE)
 
         def fits(batch: int) -> bool:
             return self._holds(self.between.safe, batch, card)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from staticmem.devices.architectures import computes_in_bfloat16
 from staticmem.devices.gpus import Gpu, find
 from staticmem.errors import StaticmemError
+from staticmem.frontends.recent import Recent
 from staticmem.ir.graph import Graph
 from staticmem.ops.registry import kinds_of
 from staticmem.passes.requested.layers import EMBEDDING, layers_of
@@ -18,31 +21,42 @@ from staticmem.scenario.adapters import ALL_LINEAR
 from staticmem.scenario.compiling import DEFAULT_MODE, WHOLE
 from staticmem.scenario.optimizers import APOLLO, COMPILED_OPTIMIZERS, FUSED, GALORE, OPTIMIZERS
 from staticmem.scenario.step import AFTER_FORWARD, FIRST, ON_GPU, PINNED
-from staticmem.studies import Request, Study
+from staticmem.studies import Request, Study, workers
 from staticmem.studies.checkpoints import best_set, last_layer, repeated_blocks
 from staticmem.studies.let_go import letting_go
-from staticmem.studies.study import unused
+from staticmem.studies.study import key_of, unused
 from staticmem.studies.trials import Lever, Trials
+from staticmem.studies.workers import WORTH_PROCESSES
 
+BUDGET_NOT_USED = "--budget is not used: it looks for checkpoints, which a training step alone has"
 Progress = Callable[[int, int], None]  # levers that are done, and how many there are
 
 
-def levers(study: Study, gpu: str | None = None, budget: int | None = None, progress: Progress | None = None) -> Levers:
+def levers(
+    study: Study, gpu: str | None = None, budget: int | None = None, progress: Progress | None = None, jobs: int = 1
+) -> Levers:
     """The levers of a study's request, those that save most first.
 
     Args:
         gpu: a card: device memory is what is saved, and each lever says whether it fits.
         budget: bytes that the step may need; with it the best set of checkpoints is looked for. With a card and no
             budget it is what the card gives, where the request does not fit.
+        jobs: processes, where the work is longer than their start.
 
     Raises:
         StaticmemError: the request cannot be analysed as it is.
     """
+    begun = time.monotonic()
     trials = Trials(study, gpu)
-    card = trials.card
+    card, seconds = trials.card, time.monotonic() - begun
+    idle = [BUDGET_NOT_USED] if budget is not None and not study.scenario.training else []
     if budget is None and card is not None and card.fit == "does not fit":
         budget = card.usable_bytes
-    rows = try_out(trials, list(candidates(study)), progress)
+    listed = list(candidates(study))
+    if jobs > 1 and seconds * len(listed) > WORTH_PROCESSES and os.path.isfile(study.model.path):
+        rows = _in_processes(study, gpu, len(listed), jobs, progress)
+    else:
+        rows = try_out(trials, listed, progress)
     if budget is not None and study.scenario.training and (best := best_set(trials, budget)) is not None:
         rows.append(best)
     rows = in_order(rows)
@@ -52,7 +66,7 @@ def levers(study: Study, gpu: str | None = None, budget: int | None = None, prog
         stands = (card.why, card.condition, card.missing_bytes, card.least_usable_bytes)
     unsaid = find(gpu, study.request.gpus_file).unsaid if gpu is not None else ()
     answer = Levers(LEVERS_SCHEMA, study.model.path, name, usable, budget, trials.base, tuple(rows), *stands)
-    return replace(answer, assumed=(*unsaid, *unused(study.request, study.notes)))
+    return replace(answer, assumed=(*unsaid, *unused(study.request, study.notes), *idle))
 
 
 def try_out(trials: Trials, listed: Sequence[Lever], progress: Progress | None = None) -> list[LeverRow]:
@@ -67,6 +81,40 @@ def try_out(trials: Trials, listed: Sequence[Lever], progress: Progress | None =
             if progress is not None:
                 progress(index + 1, len(listed))
     return rows
+
+
+_of_process: Recent[tuple[Trials, list[Lever]]] = Recent(1)  # what a process of `jobs` works on
+
+
+def rows_of(path: str, request: Request, gpu: str | None, numbers: Sequence[int]) -> list[list[LeverRow]]:
+    """The rows of some of the levers of a model file, each one or none: a function of plain values, for other
+    processes."""
+    key = path, key_of(request)
+    kept = _of_process.get(key)
+    if kept is None:
+        study = Study.open(path, request)
+        kept = Trials(study, gpu), list(candidates(study))
+        _of_process.put(key, kept)
+    trials, listed = kept
+    return [try_out(trials, [listed[number]]) for number in numbers]
+
+
+def _in_processes(study: Study, gpu: str | None, count: int, jobs: int, progress: Progress | None) -> list[LeverRow]:
+    """The rows of `try_out`, in its order."""
+    parts = min(2 * jobs, count)  # levers beside one another cost the same: each part has some of all kinds
+    tasks = [range(count)[start::parts] for start in range(parts)]
+    rows: dict[int, list[LeverRow]] = {}
+
+    def run(task: Sequence[int]) -> tuple[Any, ...]:
+        return rows_of, study.model.path, study.request, gpu, list(task)
+
+    for task, result in workers.in_processes(tasks, run, jobs, lambda task: [range(n, n + 1) for n in task]):
+        if isinstance(result, StaticmemError):
+            raise result
+        rows.update(zip(task, result, strict=True))
+        if progress is not None:
+            progress(len(rows), count)
+    return [row for number in range(count) for row in rows[number]]
 
 
 def in_order(rows: Iterable[LeverRow]) -> list[LeverRow]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from staticmem.devices import gpus
 from staticmem.devices.gpus import Gpu
 from staticmem.devices.sizing import Fit
 from staticmem.errors import StaticmemError, UsageError
+from staticmem.frontends.recent import Recent
 from staticmem.report.model import NoteInfo
 from staticmem.report.sizing import ACCUMULATE, SCHEMA, CardRow, Count, Lever, Point, Price, Sizing
 from staticmem.report.sweep import TRAINING, LeverRow
@@ -16,20 +21,21 @@ from staticmem.report.verdict import step_name
 from staticmem.scenario.combinations import SIZE, check
 from staticmem.scenario.compiling import WHOLE
 from staticmem.scenario.strategies import STRATEGIES
-from staticmem.studies import Request, Study, without_cycle_search
+from staticmem.studies import Request, Study, without_cycle_search, workers
 from staticmem.studies.bench import LIMIT, Bench
 from staticmem.studies.checkpoints import repeated_blocks
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.levers import candidates, in_order, try_out
 from staticmem.studies.recommend import recommend
 from staticmem.studies.sizing_search import GrownSize, batch_range, fewest, resolutions
-from staticmem.studies.study import unused
+from staticmem.studies.study import key_of, unused
 from staticmem.studies.trials import Lever as Trial
 from staticmem.studies.trials import Trials
 from staticmem.units import format_bytes
 from staticmem.version import __version__
 
 POINTS = 9  # of a curve
+STEPS_OF_CARD, STEPS_OF_MANY = 6, 1.2  # what the row of a card takes, in times of a step with its replays
 FEW = 8  # cards: up to so many get replays of their own and exact batches; of more, those of an architecture share them
 _TRIED = tuple([name for name, facts in STRATEGIES.items() if facts.worth_trying])
 _DIVIDING = tuple([name for name in _TRIED if not STRATEGIES[name].keeps_whole])  # DDP needs what one device needs
@@ -44,6 +50,10 @@ NOT_INCLUDED = (
 )
 
 
+def _nothing(done: int, total: int, row: CardRow | None = None) -> None:
+    """No progress."""
+
+
 @dataclass(frozen=True)
 class Options:
     """The request of a sizing report, apart from the step. `cards` are those that may be bought; `command` is shown."""
@@ -53,9 +63,10 @@ class Options:
     date: str | None = None
     command: str = ""
     batches: bool = True  # search the largest batches
-    progress: Callable[[int, int], None] = lambda done, total: None
+    progress: Callable[[int, int, CardRow | None], None] = _nothing  # cards done, of how many, and the one that is new
     global_batch: int | None = None  # of a step: what devices share, or one takes in micro-batches
     dim: str | None = None  # search the largest sizes of this dimension, in place of batches
+    jobs: int = 1  # processes, where the work is longer than their start
 
 
 def size(study: Study, options: Options) -> Sizing:
@@ -78,11 +89,18 @@ def size(study: Study, options: Options) -> Sizing:
 
 
 def _size(study: Study, options: Options) -> Sizing:
+    begun = time.monotonic()
+    one = _sizing_of(study, options)
+    one.study.report  # noqa: B018 - how long it takes says how long all of them do
+    return one.run(time.monotonic() - begun)
+
+
+def _sizing_of(study: Study, options: Options) -> _Sizing:
     request = study.request
     if request.parallel is not None and request.devices is None:  # the fewest devices of this strategy
-        return _Sizing(study.ask(replace(request, parallel=None)), options, (request.parallel,)).run()
+        return _Sizing(study.ask(replace(request, parallel=None)), options, (request.parallel,))
     of_total = options.global_batch is not None
-    return _Sizing(study, options, GLOBAL_STRATEGIES if of_total else _strategies(study)).run()
+    return _Sizing(study, options, GLOBAL_STRATEGIES if of_total else _strategies(study))
 
 
 class _Sizing:
@@ -96,11 +114,11 @@ class _Sizing:
         self.grown = GrownSize(options.dim)
         self.plain, self.with_blocks = self._searched(self.request), self._searched(self.checkpointed)
 
-    def run(self) -> Sizing:
+    def run(self, seconds: float) -> Sizing:
+        """The report; `seconds`: what a step with its replays took."""
         options, report = self.options, self.study.report
         cards = sorted(options.cards, key=lambda card: (card.usable, card.slug))
-        rows = self._rows(cards)
-        options.progress(len(cards), len(cards))
+        rows = self._rows(cards, seconds)
         sentence, card = recommend(rows, self.request, report.scenario)
         able = [card for card, row in zip(cards, rows, strict=True) if not row.obstacle] or cards
         shown = next((one for one in cards if one.slug == card), able[-1])
@@ -141,14 +159,51 @@ class _Sizing:
 
     # -- cards ---------------------------------------------------------------------------------------------------
 
-    def _rows(self, cards: Sequence[Gpu]) -> list[CardRow]:
-        rows = []
-        for done, card in enumerate(reversed(cards)):  # the structure of the largest batch holds for the smaller ones
-            self.options.progress(done, len(cards))
-            rows.append(self._row(card))
-        return rows[::-1]
+    def _rows(self, cards: Sequence[Gpu], seconds: float) -> list[CardRow]:
+        """The rows of cards, in their order. The structure of the largest batch holds for the smaller ones, so that the
+        largest card of each kind comes first; kinds share nothing that a figure depends on, and go to processes."""
+        kinds: dict[tuple[str, tuple[str, ...]], list[Gpu]] = {}
+        for card in reversed(cards):
+            kinds.setdefault((card.architecture, card.alternatives), []).append(card)
+        tasks = sorted(kinds.values(), key=len, reverse=True)
+        work = seconds * len(cards) * (STEPS_OF_CARD if self.few else STEPS_OF_MANY)
+        path, rows = self.study.model.path, {}
+        if self.options.jobs > 1 and len(tasks) > 1 and work > workers.WORTH_PROCESSES and os.path.isfile(path):
+            options = replace(self.options, progress=_nothing, cards=tuple(cards), command="", jobs=1)
+            results = self._in_processes(path, options, tasks)
+        else:
+            results = ((card, self.row(card)) for card in reversed(cards))
+        for done, (card, row) in enumerate(results):
+            rows[card.slug] = replace(row, device_compiled_bytes=None if row.obstacle else self._compiled(card))
+            self.options.progress(done + 1, len(cards), row)
+        return [rows[card.slug] for card in cards]
 
-    def _row(self, card: Gpu) -> CardRow:
+    def _in_processes(self, path: str, options: Options, tasks: Sequence[list[Gpu]]) -> Iterator[tuple[Gpu, CardRow]]:
+        request = self.study.request
+
+        def run(task: list[Gpu]) -> tuple[Any, ...]:
+            return rows_of, path, request, options, [card.slug for card in task]
+
+        jobs = min(self.options.jobs, len(tasks))
+        for task, result in workers.in_processes(
+            tasks, run, jobs, lambda task: [[card] for card in task], self._run_levers
+        ):
+            if isinstance(result, StaticmemError):
+                raise result
+            yield from zip(task, result, strict=True)
+
+    def _run_levers(self) -> None:
+        """Runs the steps of levers, which do not depend on a card, and that of compiled code."""
+        asked = self.study.request
+        if asked.on_ranks:
+            return
+        study = self.bench.ask(replace(asked, gpu=None))
+        for lever in _wanted_levers(study, "any card"):
+            with suppress(StaticmemError):  # it does not go with the request
+                self.bench.step(replace(study.request, **lever.options))
+
+    def row(self, card: Gpu) -> CardRow:
+        """The row of a card, without its need under torch.compile."""
         outcome = self.bench.verdict(self.request, card, own=self.few)
         obstacle = outcome.standing.obstacle
         plain, with_blocks = (None, None) if obstacle else (self.plain, self.with_blocks)
@@ -162,7 +217,7 @@ class _Sizing:
             usable_bytes=card.usable, device_low_bytes=low, device_bytes=expected, device_high_bytes=high,
             fit_with_checkpointing=None if obstacle else self._try_checkpointing(card, outcome.fit),
             max_batch=batches[0], safe_batch=batches[1], safe_batch_with_checkpointing=batches[2],
-            device_compiled_bytes=None if obstacle else self._compiled(card),
+            device_compiled_bytes=None,
             counts=tuple(self._count(name, card, outcome.fit, obstacle) for name in self.strategies),
             bandwidth_gb_s=card.bandwidth, tflops=dict(card.tflops), tdp_w=card.tdp, link=card.link, year=card.year,
             price_class=card.price_class, price=self.options.prices.get(card.slug),
@@ -255,6 +310,21 @@ class _Sizing:
         return self.bench if batches is None else batches.between
 
 
+_of_process: Recent[_Sizing] = Recent(1)  # what a process of `Options.jobs` works on
+
+
+def rows_of(path: str, request: Request, options: Options, slugs: Sequence[str]) -> list[CardRow]:
+    """The rows of some cards of a model file, the largest first: a function of plain values, for other processes."""
+    key = path, key_of(request)
+    with without_cycle_search():
+        one = _of_process.get(key)
+        if one is None:
+            one = _sizing_of(Study.open(path, request), options)
+            _of_process.put(key, one)
+        cards = {card.slug: card for card in options.cards}
+        return [one.row(cards[slug]) for slug in slugs]
+
+
 def _checkpointed(request: Request, blocks: str | None) -> Request | None:
     """The request with the blocks checkpointed; None where it trains nothing, or does so already."""
     asked = request.checkpoint or request.checkpoint_segments
@@ -292,19 +362,24 @@ def _levers(bench: Bench, gpu: str | None) -> tuple[Lever, ...]:
     """Those of `staticmem levers` that save something, the largest saving first. What trains something else is left
     out, but for the same optimizer with state of 8 bits."""
     trials = Trials(bench.ask(replace(bench.study.request, gpu=None)), gpu, bench)
-    in_8_bits = f"{trials.study.scenario.optimizer}-8bit"
+    rows = in_order(try_out(trials, _wanted_levers(trials.study, gpu)))
+    return tuple(
+        Lever(_with_moves(row), row.flags, row.live_bytes, row.device_bytes, row.saved_bytes)
+        for row in rows
+        if row.saved_bytes > 0
+    )
+
+
+def _wanted_levers(study: Study, gpu: str | None) -> list[Trial]:
+    """Those of `_levers`, on a card or of live memory."""
+    in_8_bits = f"{study.scenario.optimizer}-8bit"
 
     def wanted(lever: Trial) -> bool:
         if gpu is None and lever.options.keys() == {"alloc_conf"}:  # live tensors are the same
             return False
         return lever.changes != TRAINING or lever.options.get("optimizer") == in_8_bits
 
-    rows = in_order(try_out(trials, [lever for lever in candidates(trials.study) if wanted(lever)]))
-    return tuple(
-        Lever(_with_moves(row), row.flags, row.live_bytes, row.device_bytes, row.saved_bytes)
-        for row in rows
-        if row.saved_bytes > 0
-    )
+    return [lever for lever in candidates(study) if wanted(lever)]
 
 
 def _with_moves(row: LeverRow) -> str:

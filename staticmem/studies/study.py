@@ -540,15 +540,10 @@ def assumed_batch(model: ModelFile, dims: Mapping[str, int]) -> tuple[dict[str, 
 
 
 # what an option acts on
-_ACTS_ON = {
-    "tf32": "convolution",
-    "cudnn_benchmark": "convolution",
-    "cudnn": "convolution",
-    "unfold_batchnorm": "convolution",
-    "sdpa": "fused attention",
-}
+_ACTS_ON = {"tf32": "convolution", "cudnn_benchmark": "convolution", "cudnn": "convolution", "sdpa": "fused attention"}
 
-OF_THE_GRAPH = (*_ACTS_ON, "inplace_activations", "method")
+OF_THE_GRAPH = (*_ACTS_ON, "unfold_batchnorm", "inplace_activations", "method")
+UNFOLDED = "SM324"  # the note of batch norms that were put back
 
 
 def unused(request: Request, notes: Iterable[Note]) -> list[str]:
@@ -561,9 +556,11 @@ def idle_in(study: Study) -> Iterator[Note]:
     """Notes of options that were given and act on no op of a study's graph, or not on a recording."""
     request, (graph, notes) = study.request, study.prepared
     yield from notes
-    if graph.recorded is not None and request.unfold_batchnorm:
-        text = "--unfold-batchnorm is not used: the recording has what ran, and nothing was folded"
-        yield Note("warning", "SM302", text)
+    if request.unfold_batchnorm and not any(note.code == UNFOLDED for note in graph.notes):
+        why = "the recording has what ran, and nothing was folded"
+        if graph.recorded is None:
+            why = "no convolution has a bias that a folded batch norm could have left"
+        yield Note("warning", "SM302", f"--unfold-batchnorm is not used: {why}")
     for name, kind in _ACTS_ON.items():
         if getattr(request, name) != OPTIONS[name].default and not any(_acts_on(kind, base) for base in graph.bases):
             yield Note("warning", "SM302", f"{OPTIONS[name].spelt} is not used: the model has no {kind}")

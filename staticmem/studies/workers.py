@@ -13,6 +13,10 @@ from typing import Any, TypeVar
 from staticmem.child import isolated_workers
 from staticmem.errors import StaticmemError, unexpected
 
+# Seconds of work from which processes are worth their start, which takes half a second of imports and of the first step
+# (benchmarks/size.py).
+WORTH_PROCESSES = 3.0
+
 Task = TypeVar("Task")
 Run = Callable[[Task], tuple[Any, ...]]  # what an executor's `submit` takes for a task
 
@@ -25,13 +29,20 @@ def on_executor(executor: Executor, tasks: Sequence[Task], run: Run[Task]) -> It
 
 
 def in_processes(
-    tasks: Sequence[Task], run: Run[Task], jobs: int, divide: Callable[[Task], Sequence[Task]]
+    tasks: Sequence[Task],
+    run: Run[Task],
+    jobs: int,
+    divide: Callable[[Task], Sequence[Task]],
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[Task, Any]]:
     """The same in local processes. Where one is killed, all that was not done is done again, a task at a time: then it
-    is known which task it was. `divide` gives the parts of that one; a part whose process is killed too is an error."""
+    is known which task it was. `divide` gives the parts of that one; a part whose process is killed too is an error.
+    `meanwhile` is what this process does once they work."""
     left: list[Task] = []
     with _pool(min(jobs, len(tasks))) as pool:
-        for task, result in _wait_for_tasks(_submitted(pool, tasks, run)):
+        waiting = _submitted(pool, tasks, run)
+        meanwhile()
+        for task, result in _wait_for_tasks(waiting):
             if isinstance(result, BrokenExecutor):
                 left.append(task)
             else:

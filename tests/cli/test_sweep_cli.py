@@ -283,7 +283,11 @@ def test_the_progress_of_a_sizing_counts_its_cards() -> None:
 
     seen: list[tuple[int, int]] = []
     cards = [gpus.find(name) for name in ("l4", "t4")]
-    report = sizing(Study.open(SEED, Request()), Options(cards, progress=lambda done, of: seen.append((done, of))))
+
+    def told(done: int, total: int, row: object = None) -> None:
+        seen.append((done, total))
+
+    report = sizing(Study.open(SEED, Request()), Options(cards, progress=told))
     assert seen[-1] == (len(report.cards), 2) == (2, 2)
 
 

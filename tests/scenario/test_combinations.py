@@ -20,7 +20,7 @@ BLOCKS = str(ROOT / "tests" / "data" / "graphs" / "mlp_blocks.pt2")
 DECODER = str(ROOT / "tests" / "data" / "generation" / "llama.pt2")
 
 # words that verbs have besides, and a verb that has them
-WORDS = {"global_batch": "fit", "max_dim": "size", "no_batches": "size", "max_batch": "analyze"}
+WORDS = {"global_batch": "fit", "max_dim": "size", "no_batches": "size", "max_batch": "analyze", "meter": "sweep"}
 STEPS: tuple[dict[str, Any], ...] = (
     {"mode": "infer"},
     {"mode": "train"},
@@ -95,6 +95,7 @@ def test_every_row_refuses_a_request(row: Combination) -> None:
         (SIZE, f"size {BLOCKS} --global-batch 64", "It is the samples of a step of the optimizer."),
         (SIZE, f"size {BLOCKS} --context-parallel 2 --parallel fsdp", "where ranks share no sequence"),
         (LARGEST, f"analyze {BLOCKS} --max-batch --max-dim x", "One search makes one size larger"),
+        (LARGEST, f"sweep {BLOCKS} --gpu l4 --max-batch --meter live", "is found by replays of the allocator"),
         (
             LARGEST,
             f"analyze {DECODER} --mode generate --prompt 4 --new-tokens 4 --gpu l4 --max-dim x",

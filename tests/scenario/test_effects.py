@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import staticmem
+from staticmem.cli.main import main
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.report.model import Report
 from staticmem.scenario.request import OPTIONS, request_of
@@ -100,6 +101,60 @@ def test_no_option_is_ignored_in_silence(step: str, name: str) -> None:
 def test_what_an_idle_option_needs_is_said(words: dict[str, Any], needs: str) -> None:
     report = staticmem.analyze(BLOCKS, batch=4, **words)
     assert any(needs in note.text and note.code == "SM302" for note in report.warnings)
+
+
+IDLE: list[tuple[list[str], str]] = [
+    (["--devices", "8"], "--devices is not used: it needs --parallel"),
+    (["--mode", "infer", "--optimizer", "adam"], "the optimizer (adam) is not used"),
+    (["--accumulate", "4"], "--accumulate is not used: it needs a training step"),
+    (["--cudnn-benchmark"], "--cudnn-benchmark is not used: the model has no convolution"),
+    (["--unfold-batchnorm"], "--unfold-batchnorm is not used: no convolution"),
+    (["--inplace-activations", "all"], "--inplace-activations is not used: the file says"),
+    (["--method", "textbook"], "--method textbook is not used"),
+]
+
+
+@pytest.mark.parametrize(
+    "verb", ["analyze", "levers", "sweep --gpu l4 -j 1", "check --gpu l4 -j 1", "size --gpu l4 --no-batches"]
+)
+def test_every_verb_says_what_has_no_effect(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    word, *more = verb.split()
+    for flags, text in IDLE:
+        if word == "analyze" and "textbook" in flags:  # it shows the estimate
+            continue
+        assert main([word, str(BLOCKS), "--no-config", "--batch", "4", *more, *flags, "-f", "json"]) == 0
+        printed = capsys.readouterr()
+        assert text in printed.out + printed.err, (verb, flags)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "text"),
+    [
+        ("levers --mode infer --budget 1GiB", 0, "--budget is not used: it looks for checkpoints"),
+        (
+            "sweep --optimizer adam --gpu l4 --max-batch --meter live",
+            2,
+            "--max-batch and --meter live cannot be combined",
+        ),
+        (
+            "sweep --optimizer adam --gpu l4 --max-dim x --meter live",
+            2,
+            "--max-dim and --meter live cannot be combined",
+        ),
+        (
+            "analyze --explain-peak -f snapshot -o FOLDER/step.pickle",
+            0,
+            "--explain-peak is not used: --format snapshot",
+        ),
+    ],
+)
+def test_flags_of_a_verb_that_cannot_act_are_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, code: int, text: str
+) -> None:
+    word, *flags = command.replace("FOLDER", str(tmp_path)).split()
+    assert main([word, str(BLOCKS), "--no-config", "--batch", "4", *flags]) == code
+    printed = capsys.readouterr()
+    assert text in printed.out + printed.err
 
 
 def test_what_a_preset_sets_is_no_idle_option() -> None:

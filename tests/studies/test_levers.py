@@ -269,3 +269,13 @@ def test_half_precision_is_that_of_the_card(card: str, words: set[str]) -> None:
 def test_the_last_layer_is_one_that_is_trained() -> None:
     study = Study.open(RESNET, Request(batch=16, optimizer="adam", freeze="^fc"))
     assert last_layer(study.result.graph) == "layer4.1.bn2"
+
+
+def test_processes_give_the_rows_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = Study.open(RESNET, Request(batch=64, optimizer="adam"))
+    seen: list[tuple[int, int]] = []
+    alone = levers(study, "l4")
+    monkeypatch.setattr("staticmem.studies.levers.WORTH_PROCESSES", 0.0)
+    together = levers(study, "l4", progress=lambda done, total: seen.append((done, total)), jobs=2)
+    assert together == alone
+    assert seen[-1][0] == seen[-1][1] > 10

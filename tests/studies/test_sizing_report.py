@@ -18,6 +18,7 @@ import pytest
 from staticmem.cli.main import main
 from staticmem.devices import gpus
 from staticmem.devices.sizing import TIGHT
+from staticmem.errors import StaticmemError
 from staticmem.report import schema
 from staticmem.report.formats import Formats
 from staticmem.report.formats import sizing as text
@@ -53,6 +54,40 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     code = main(["size", str(BLOCKS), "--batch", "32", "--optimizer", "adam", "--gpu", "t4", "--gpu", "l4", *words])
     out = capsys.readouterr()
     return code, out.out, out.err
+
+
+# -- processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [(), ("--gpu", "a100")])
+def test_processes_give_the_report_of_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    alone = json.loads(run(capsys, *words, "-f", "json", "-j", "1")[1])
+    monkeypatch.setattr("staticmem.studies.workers.WORTH_PROCESSES", 0.0)
+    together = json.loads(run(capsys, *words, "-f", "json", "-j", "2")[1])
+    assert alone.pop("command") != together.pop("command")
+    assert alone == together
+
+
+def test_processes_are_not_started_for_what_takes_less(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("staticmem.studies.workers.WORTH_PROCESSES", 1e9)
+    monkeypatch.setattr("staticmem.studies.workers.in_processes", lambda *_: pytest.fail("started"))
+    assert run(capsys, "-j", "8")[0] == 0
+
+
+def test_an_error_of_a_process_is_the_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mlp_blocks has no open dimension but its batch."""
+    monkeypatch.setattr("staticmem.studies.workers.WORTH_PROCESSES", 0.0)
+    failure = StaticmemError("it failed", "Because.", "Do.", "SM199")
+    monkeypatch.setattr("staticmem.studies.workers.in_processes", lambda tasks, *_: iter([(tasks[0], failure)]))
+    code, out, err = run(capsys, "-j", "2")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: it failed [SM199]")
 
 
 # -- what adds up ------------------------------------------------------------------------------------------------
