@@ -74,7 +74,7 @@ class Replays:
             pools: of processes with the same calls.
         """
         self.process, self._nominal, self._settings, self._total = process, nominal, settings, total
-        self._pools = Pools() if pools is None else pools
+        self._pools = pools
         self._jitters = list(jitters(JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG))
         self._outcomes: dict[int, _Outcome] = {}
         self._large: dict[int, int] = {}  # bytes of large segments of a replay
@@ -141,7 +141,7 @@ class Replays:
             return self._nominal.peak_reserved, self._nominal.small
         process = self.process
         sizes = [(nbytes + MIN_BLOCK - 1) & -MIN_BLOCK for nbytes in process.sizes]
-        large, small = reserve(self._pools.joined_calls(process), sizes, streams=process.streams)
+        large, small = reserve((self._pools or Pools()).joined_calls(process), sizes, streams=process.streams)
         return large + small, small
 
     @property
@@ -167,7 +167,7 @@ class Replays:
 
     @cached_property
     def _of_large_pool(self) -> tuple[LargePool, JitteredSizes]:
-        pool = self._pools.large(self.process)
+        pool = (self._pools or Pools()).large(self.process)
         return pool, JitteredSizes(self.process, pool.ids)
 
     @property
@@ -177,7 +177,8 @@ class Replays:
 
     def _outcome(self, index: int) -> _Outcome:
         if index not in self._outcomes:
-            self._outcomes[index] = self._way[0](*self._changed(index, self._sizes, self._ids))
+            replayed, ids, jittered = self._way
+            self._outcomes[index] = replayed(*self._changed(index, jittered, ids))
         return self._outcomes[index]
 
     def _changed(
@@ -191,18 +192,13 @@ class Replays:
         return [-(-bound[id] // multiple) * multiple for id in ids], ascending
 
     @cached_property
-    def _sizes(self) -> JitteredSizes:
-        return JitteredSizes(self.process, self._ids)
-
-    @property
-    def _ids(self) -> Sequence[int]:
-        return self._way[1]
-
-    @cached_property
-    def _way(self) -> tuple[_Replayed, Sequence[int]]:
+    def _way(self) -> tuple[_Replayed, Sequence[int], JitteredSizes]:
+        """Replays, the allocations whose sizes they ask for, and these sizes."""
         if isinstance(self.nominal, Outline):
-            return _quick(self.process, self.nominal)
-        return _whole(self.process, self._settings, self._total)
+            way = _quick(self.process, self.nominal)
+        else:
+            way = _whole(self.process, self._settings, self._total)
+        return *way, JitteredSizes(self.process, way[1])
 
 
 class Pools:

@@ -218,7 +218,12 @@ def serve(
         unused += size - rounded[call]
         if allocated + extra > peak:
             peak, highest, rounding = allocated + extra, call, unused
-    _untie(live, small, large, *(each for pair in others.values() for each in pair))
+    # Blocks know their neighbours and their pool: without an end to that the cycle search of Python has to find them.
+    for pool in (small, large, *(each for pair in others.values() for each in pair)):
+        pool.clear()
+    for block in live:
+        if block is not None:
+            block[2] = block[3] = None
     return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, rounding, blocks, opened, highest)
 
 
@@ -303,18 +308,12 @@ def reserve(
         else:
             block[4] = False
             live[call] = block
-    _untie(live, small, large, *(pool for pair in others.values() for pool in pair))
-    return offset - of_small, of_small
-
-
-def _untie(live: Sequence[Any], *pools: list[Any]) -> None:
-    """Blocks know their neighbours and their pool: without an end to that the cycle search of Python has to find
-    them."""
-    for pool in pools:
-        pool.clear()
-    for block in live:
+    for block in live:  # as in `serve`: what a pool has knows it
         if block is not None:
-            block[2] = block[3] = None
+            block[2] = block[3] = block[5] = None
+    for pool in (small, large, *(each for pair in others.values() for each in pair)):
+        pool.clear()
+    return offset - of_small, of_small
 
 
 # -- the large pool alone --------------------------------------------------------------------------------------------
@@ -332,16 +331,13 @@ class LargePool:
         """`growth` is the largest factor of sizes that any replay asks for. Without a nominal replay the peaks are of
         the large pool alone."""
         last = next((mark.event for mark in process.marks if mark.step == STEPS), len(process.calls))
-        count = _count_ids(process)
         self.ids = large_ids(process, growth)
-        numbers = [-1] * count
+        numbers = [-1] * len(process.sizes)
         for number, id in enumerate(self.ids):
             numbers[id] = number
         blocks = [0] * len(process.sizes) if nominal is None else nominal.blocks
         self._calls = _joined(*_calls(process.calls[:last], numbers, blocks), len(self.ids))
-        self._streams = {
-            numbers[id]: stream for id, stream in process.streams.items() if id < count and numbers[id] >= 0
-        }
+        self._streams = {numbers[id]: stream for id, stream in process.streams.items() if numbers[id] >= 0}
         self._small = 0 if nominal is None else nominal.small
 
     def reserve(self, sizes: Sequence[int], layout: Layout, most: int) -> int:
@@ -361,15 +357,10 @@ class LargePool:
         return both, served.rounding
 
 
-def _count_ids(process: Process) -> int:
-    """Ids before the last of three steps."""
-    starts = process.origins.starts
-    return starts[STEPS] if len(starts) > STEPS else len(process.sizes)
-
-
 def large_ids(process: Process, growth: float) -> tuple[int, ...]:
     """The ids of a `LargePool`."""
-    count = _count_ids(process)
+    starts = process.origins.starts
+    count = starts[STEPS] if len(starts) > STEPS else len(process.sizes)  # before the last of three steps
     most = list(process.sizes[:count])
     for bands in (process.bounds, process.strays):
         for id, (_, high) in bands.items():

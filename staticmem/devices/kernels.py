@@ -139,15 +139,6 @@ class _Takers(NamedTuple):
 _kept_takers: Recent[tuple[Trace, _Takers]] = Recent(8)
 
 
-def _takers_of(trace: Trace) -> _Takers:
-    key = id(trace.kernels), id(trace.buffers.kernels), tuple(trace.reads)
-    kept = _kept_takers.get(key)
-    if kept is None:
-        kept = trace, _find_takers(trace)
-        _kept_takers.put(key, kept)
-    return kept[1]
-
-
 def _find_takers(trace: Trace) -> _Takers:
     names, ops, phases = trace.kernels.names, trace.kernels.ops, trace.kernels.phases
     of_name = {name: WORKSPACES.get(name) for name in set(names)}
@@ -177,8 +168,10 @@ class KernelWorkspaces:
         if bound not in Band._fields:
             raise ValueError(f"bound is {bound!r}")
         self.trace, self.setup, self.bound = trace, setup or Setup(), bound
-        takers = _takers_of(trace)
-        self._rules, self._takers, self._results, self._forward = takers
+        key = id(trace.kernels), id(trace.buffers.kernels), tuple(trace.reads)
+        kept = _kept_takers.get(key) or (trace, _find_takers(trace))
+        _kept_takers.put(key, kept)
+        self._rules, self._takers, self._results, self._forward = kept[1]
         self._torch = torch_release(self.setup.torch)
         self._cublas = self.setup.profile.cublas(self.setup.torch)
         on = self.setup

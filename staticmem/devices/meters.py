@@ -297,7 +297,7 @@ def on_device(
     allocated, reserved = allocated.widened(0, grown), reserved.widened(0, grown)
     context, usable = device.setup.profile.overhead(device.gpu), usable_on(device)
     nominal: Outline | Replay = free
-    pressed = _replay_pressed(roomy, device)
+    pressed = _replay_pressed(roomy, device, free.peak_reserved)
     if pressed is not None:
         nominal = pressed
         allocated, reserved = allocated.around(nominal.peak_allocated), reserved.around(nominal.peak_reserved)
@@ -320,16 +320,16 @@ def on_device(
 
 def expected_need(roomy: Unlimited, device: Device) -> int:
     """The expected need of `on_device`, without the replays of its band."""
-    pressed = _replay_pressed(roomy, device)
-    reserved = roomy.replays.nominal_reserved[0] if pressed is None else pressed.peak_reserved
-    return reserved + device.setup.profile.overhead(device.gpu).expected
+    reserved = roomy.replays.nominal_reserved[0]
+    pressed = _replay_pressed(roomy, device, reserved)
+    return (reserved if pressed is None else pressed.peak_reserved) + device.setup.profile.overhead(device.gpu).expected
 
 
-def _replay_pressed(roomy: Unlimited, device: Device) -> Replay | None:
-    """The replay on a card with less memory than the step would take; None where it has that, or the step runs out of
-    memory: then the one without a limit says what is expected."""
+def _replay_pressed(roomy: Unlimited, device: Device, reserved: int) -> Replay | None:
+    """The replay on a card with less memory than the step would take, which is `reserved` and the context; None where
+    it has that, or the step runs out of memory: then the one without a limit says what is expected."""
     context = device.setup.profile.overhead(device.gpu).expected
-    if not device.bounded or roomy.replays.nominal_reserved[0] + context <= usable_on(device):
+    if not device.bounded or reserved + context <= usable_on(device):
         return None
     pressed = _replay(roomy.process, device, _capacity(device))
     return pressed if pressed.oom is None else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from staticmem.child import isolated_workers
@@ -114,17 +115,29 @@ def _submitted(pool: ProcessPoolExecutor, tasks: Sequence[Task], run: Run[Task])
     """The tasks, submitted: this starts the processes. They get no Ctrl-C, which a terminal sends to all of a group:
     in the middle of their imports they would print a traceback each. It is kept for this process meanwhile."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
-        with isolated_workers():
+        with isolated_workers(), _main_left_out():
             return _all(pool, tasks, run)
     from multiprocessing import resource_tracker
 
-    with isolated_workers(), _interrupt_deferred():
+    with isolated_workers(), _main_left_out(), _interrupt_deferred():
         resource_tracker.ensure_running()  # its own start would let the signal through
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes inherit what is blocked
         try:
             return _all(pool, tasks, run)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _main_left_out() -> Iterator[None]:
+    """Processes that start within the block do not import the main module, as `multiprocessing` has it: a script that
+    asks for a report would run again in each, and what they work on is a function of this package."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager
