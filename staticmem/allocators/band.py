@@ -76,6 +76,8 @@ class Replays:
         self.process, self._nominal, self._settings, self._total = process, nominal, settings, total
         self._pools = pools
         self._jitters = list(jitters(JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG))
+        # replays in all: the jitters, and behind them all workspaces at their least, and at their most
+        self._count = len(self._jitters) + (2 if process.bounds else 0)
         self._outcomes: dict[int, _Outcome] = {}
         self._large: dict[int, int] = {}  # bytes of large segments of a replay
 
@@ -170,11 +172,6 @@ class Replays:
         pool = (self._pools or Pools()).large(self.process)
         return pool, JitteredSizes(self.process, pool.ids)
 
-    @property
-    def _count(self) -> int:
-        """Replays in all: the jitters, and behind them all workspaces at their least, and at their most."""
-        return len(self._jitters) + (2 if self.process.bounds else 0)
-
     def _outcome(self, index: int) -> _Outcome:
         if index not in self._outcomes:
             replayed, ids, jittered = self._way
@@ -195,10 +192,10 @@ class Replays:
     def _way(self) -> tuple[_Replayed, Sequence[int], JitteredSizes]:
         """Replays, the allocations whose sizes they ask for, and these sizes."""
         if isinstance(self.nominal, Outline):
-            way = _quick(self.process, self.nominal)
-        else:
-            way = _whole(self.process, self._settings, self._total)
-        return *way, JitteredSizes(self.process, way[1])
+            pool = LargePool(self.process, self.nominal, 1 + WIDTH)
+            return pool.peaks_and_rounding, pool.ids, JitteredSizes(self.process, pool.ids)
+        ids = range(len(self.process.sizes))
+        return _whole(self.process, self._settings, self._total), ids, JitteredSizes(self.process, ids)
 
 
 class Pools:
@@ -227,20 +224,14 @@ class Pools:
         return kept[1]
 
 
-def _quick(process: Process, nominal: Outline) -> tuple[_Replayed, Sequence[int]]:
-    """Replays of the large pool, and the allocations whose sizes they ask for."""
-    pool = LargePool(process, nominal, 1 + WIDTH)
-    return pool.peaks_and_rounding, pool.ids
-
-
-def _whole(process: Process, settings: Settings, total: int | None) -> tuple[_Replayed, Sequence[int]]:
+def _whole(process: Process, settings: Settings, total: int | None) -> _Replayed:
     from staticmem.allocators.cuda_caching import simulate  # the default settings need none of it
 
     def replayed(sizes: Sequence[int], layout: Layout) -> _Outcome:
         replay = simulate(process.served(sizes), settings, total=total, fallbacks=process.fallbacks, layout=layout)
         return None if replay.oom is not None else ((replay.peak_allocated, replay.peak_reserved), _rounding(replay))
 
-    return replayed, range(len(process.sizes))
+    return replayed
 
 
 def _rounding(nominal: Outline | Replay) -> int:
