@@ -159,13 +159,13 @@ class Replays:
 
     def _reserve_large(self, index: int, most: int = UNLIMITED) -> int:
         """What a replay reserves in the large pool; more than `most` is no exact figure."""
-        found = self._large.get(index)
-        if found is None:
+        segments = self._large.get(index)
+        if segments is None:
             pool, sizes = self._of_large_pool
-            found = pool.reserve(*self._changed(index, sizes, pool.ids, MIN_BLOCK), most)
-            if found <= most:
-                self._large[index] = found
-        return found
+            segments = pool.reserve(*self._changed(index, sizes, pool.ids, MIN_BLOCK), most)
+            if segments <= most:
+                self._large[index] = segments
+        return segments
 
     @cached_property
     def _of_large_pool(self) -> tuple[LargePool, JitteredSizes]:

@@ -89,15 +89,16 @@ def run(args: argparse.Namespace) -> int:
     with (
         settings.model_path(settings.model_of(args)) as path,
         without_cycle_search(),
-        Progress("replays", args.quiet) as bar,
+        Progress("replays", args.quiet, model=path) as bar,
     ):
         study = Study.open(path, request)
         study.progress = bar.update
         if args.max_batch or args.max_dim is not None:
+            bar.begin("looking for the largest size")
             study, largest = _find_largest(study, asked_largest(args))
         else:
             largest = None
-        data = _rendered(study, largest, chosen, args)
+        data = _rendered(study, largest, chosen, args, bar)
     put(data, args)
     if args.verbose:
         _name_passes(study)
@@ -134,7 +135,9 @@ def _find_largest(study: Study, grown: GrownSize) -> tuple[Study, LargestSize]:
     return study, largest
 
 
-def _rendered(study: Study, largest: LargestSize | None, chosen: Format, args: argparse.Namespace) -> str | bytes:
+def _rendered(
+    study: Study, largest: LargestSize | None, chosen: Format, args: argparse.Namespace, bar: Progress
+) -> str | bytes:
     """The output. With --quiet, warnings of a table go to stderr."""
     if chosen.shows == "replay":
         from staticmem.studies.device import replay_of
@@ -152,20 +155,22 @@ def _rendered(study: Study, largest: LargestSize | None, chosen: Format, args: a
         batch = largest.as_batch() if largest.dim == "batch" else None
         report = replace(report, max_batch=batch, max_dim=None if batch is not None else largest)
     if chosen.name == "html":
-        return _page(study, report, args)
+        return _page(study, report, args, bar)
     if chosen.name == "table" and args.quiet:
         warn(report.warnings)
     return chosen.render(report, view_of(args))
 
 
-def _page(study: Study, report: Report, args: argparse.Namespace) -> str:
+def _page(study: Study, report: Report, args: argparse.Namespace, bar: Progress) -> str:
     """The HTML page, with the command lines that made it and that its sliders stand for."""
     import shlex
 
     from staticmem.studies.levers import levers
     from staticmem.studies.page import page
 
-    rows = levers(study).rows if len(study.result.graph.ops) <= LEVERS_LIMIT else None
+    bar.begin("trying levers for the page", "levers of the page")
+    rows = levers(study, progress=bar.update).rows if len(study.result.graph.ops) <= LEVERS_LIMIT else None
+    bar.begin("working out the page: other GPUs, batches and precisions")
     command, others = (shlex.join(["staticmem", *argv]) for argv in (args.argv, without(args.argv, SLIDERS)))
     return page(study, report, units=args.units, command=command, what_if_command=others, levers=rows)
 

@@ -91,19 +91,21 @@ def _export_architecture(architecture: Architecture, kind: str, args: argparse.N
         raise UsageError(f"{', '.join(unused)} with {args.factory}", why, hint, "SM149")
     from staticmem.recording.architectures import exported_file
 
-    return exported_file(architecture, kind, not args.eval)
+    with Progress("", doing=f"building and recording {args.factory}"):
+        return exported_file(architecture, kind, not args.eval)
 
 
 def _export_code(kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]:
     """The file of a model that the user's code builds."""
-    module, inputs = built_model(args)
+    with Progress("", doing=f"building the model of {args.factory}"):
+        module, inputs = built_model(args)
     from staticmem.recording.export import ExportRequest, exported  # late: it imports torch
 
     loss = named_object(args.loss) if args.loss else None
     module.train(not args.eval)
     request = ExportRequest(module, inputs, kind, args.exporter, not args.eval, args.stack_traces, loss)
     try:
-        with Progress("modes and the graph") as bar:
+        with Progress("modes and the graph", doing="recording the model and exporting its graph") as bar:
             data, lines = exported(replace(request, progress=bar.update))
     except ModelFileError as error:
         if NEITHER in error.why:

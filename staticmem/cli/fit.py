@@ -83,7 +83,7 @@ def run_fit(args: argparse.Namespace) -> int:
         raise no_gpu()
     if args.write is not None:
         _check_folder(args.write, [one.file for one in LIBRARIES.values()], args.force)
-    with settings.model_path(settings.model_of(args)) as path, Progress("ways", args.quiet) as bar:
+    with settings.model_path(settings.model_of(args)) as path, Progress("ways", args.quiet, model=path) as bar:
         options = Options(request.gpu, args.global_batch, tuple(args.allow), library, config, bar.update)
         result = fit(Study.open(path, request), options)
     if not result.fits and library is not None:
@@ -136,7 +136,7 @@ def run_levers(args: argparse.Namespace) -> int:
     from staticmem.studies.levers import levers
 
     request = settings.request(args)
-    with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet) as bar:
+    with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet, model=path) as bar:
         result = levers(Study.open(path, request), request.gpu, args.budget, bar.update, args.jobs)
     emit(result, chosen, args)
     return 0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from staticmem.cli import settings
 from staticmem.cli.flags import add_model, add_scenario, add_verb, byte_size, one_of, positive
-from staticmem.cli.output import add_output, chosen_format, emit
+from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.liveness.intervals import PEAK, WHOLE
 from staticmem.report.formats import Formats
 
@@ -79,7 +79,7 @@ def _study(args: argparse.Namespace) -> Iterator[Study]:
     from staticmem.studies import Study, without_cycle_search  # late: --help needs no engine
 
     request = settings.request(args)
-    with settings.model_path(args.model) as path, without_cycle_search():
+    with settings.model_path(args.model) as path, without_cycle_search(), Progress("", args.quiet, model=path):
         yield Study.open(path, request)
 
 
@@ -172,7 +172,7 @@ def run_why(args: argparse.Namespace) -> int:
     from staticmem.studies.owners import why
 
     request = settings.request(args)
-    with settings.model_path(settings.model_of(args)) as path:
+    with settings.model_path(settings.model_of(args)) as path, Progress("", args.quiet, model=path):
         result = why(Study.open(path, request), args.name, _moment(args.at))
     emit(result, chosen, args)
     return 0
@@ -185,7 +185,7 @@ def run_graph(args: argparse.Namespace) -> int:
     from staticmem.studies.owners import WatchedStudy
 
     request = settings.request(args)
-    with settings.model_path(settings.model_of(args)) as path:
+    with settings.model_path(settings.model_of(args)) as path, Progress("", args.quiet, model=path):
         graph = WatchedStudy(Study.open(path, request)).graph(_moment(args.at))
     emit(folded(graph) if args.fold else graph, chosen, args)
     return 0

@@ -9,6 +9,7 @@ import math
 import os
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -193,47 +194,87 @@ def _stream(path: str, content: bytes) -> None:
 
 DELAY = 0.5  # seconds: work that ends before needs no bar
 INTERVAL = 0.1  # seconds between two drawings
+TICK = 1.0  # seconds after which a line is drawn again where nothing is heard of the work
 WIDTH = 30
 
 
 class Progress:
-    """A bar on stderr that `update` draws and the end of the `with` block takes away, only on a terminal.
+    """A line on stderr that says what is done, only on a terminal, and that the end of the `with` block takes away: a
+    bar where `update` has counted pieces, else the words of `doing`. A thread draws it where nothing is heard for long.
 
     The time that is left is that of the pieces since the first `update`: what came before it was other work.
     """
 
-    def __init__(self, what: str, quiet: bool = False, stream: TextIO | None = None) -> None:
-        self.what, self.stream = what, stream or sys.stderr
+    def __init__(
+        self, what: str, quiet: bool = False, doing: str = "", stream: TextIO | None = None, model: str = ""
+    ) -> None:
+        """`what` is counted, and `doing` is the work before anything is: by default what is done with a model."""
+        self.what, self.doing, self.model, self.stream = what, doing, model, stream or sys.stderr
         self.shows = self.stream.isatty() and not quiet
         self.start = time.monotonic()
         self.first: tuple[float, int] | None = None  # time and pieces of the first update
+        self.pieces = (0, 0)  # that are done, and all
         self.drawn: float | None = None
         self.lines: list[str] = []  # that are not written yet
+        self.lock, self.ended = threading.Lock(), threading.Event()
 
     def update(self, done: int, total: int, line: str = "") -> None:
         """Draws the bar; `line` is what is known since, and stays above it."""
         now = time.monotonic()
         self.first = self.first or (now, done)
+        self.pieces = done, total
         if line:
             self.lines.append(style_for(self.stream, "never").plain(line))
         early = self.drawn is not None and now - self.drawn < INTERVAL and not self.lines
-        if not self.shows or now - self.start < DELAY or early:
-            return
-        self.drawn = now
-        self.stream.write("".join(f"\r\x1b[2K{line}\n" for line in self.lines))
-        self.lines.clear()
+        if self.shows and now - self.start >= DELAY and not early:
+            self._draw(now)
+
+    def begin(self, doing: str, what: str = "") -> None:
+        """What is done from now on, of which no pieces are counted until the next `update`, which counts `what`."""
+        self.doing, self.what, self.first = doing, what or self.what, None
+
+    def _draw(self, now: float) -> None:
+        with self.lock:
+            if self.ended.is_set():
+                return
+            self.drawn = now
+            self.stream.write("".join(f"\r\x1b[2K{line}\n" for line in self.lines))
+            self.lines.clear()
+            self.stream.write(f"\r\x1b[2K{self._describe(now)}")
+            self.stream.flush()
+
+    def _describe(self, now: float) -> str:
+        if self.first is None:
+            doing = self.doing or _describe_reading(self.model)
+            return f"{style_for(self.stream, 'never').plain(doing)}, {now - self.start:.0f} s"
+        (begun, before), (done, total) = self.first, self.pieces
         filled = WIDTH * done // max(total, 1)
         bar = f"{self.what} [{'#' * filled}{'.' * (WIDTH - filled)}] {done:,} of {total:,}"
-        begun, before = self.first
         if done > before:
             bar += f", about {math.ceil((now - begun) * (total - done) / (done - before)):,} s left"
-        self.stream.write(f"\r\x1b[2K{bar}")
-        self.stream.flush()
+        return bar
+
+    def _tick(self) -> None:
+        while not self.ended.wait(TICK):
+            now = time.monotonic()
+            if self.drawn is None or now - self.drawn >= TICK:
+                self._draw(now)
 
     def __enter__(self) -> Progress:
+        if self.shows:
+            threading.Thread(target=self._tick, daemon=True).start()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self.drawn is not None:
-            self.stream.write("\r\x1b[2K")
-            self.stream.flush()
+        with self.lock:
+            self.ended.set()
+            if self.drawn is not None:
+                self.stream.write("\r\x1b[2K")
+                self.stream.flush()
+
+
+def _describe_reading(model: str) -> str:
+    """What is done with a file, with a model of the package, or with a config or a name that packages build."""
+    if model.startswith("models:") or (os.path.isfile(model) and not model.lower().endswith(".json")):
+        return f"reading {model} and running its step"
+    return f"building and recording {model}, which is kept for the next time"

@@ -156,7 +156,7 @@ def explain_oom(args: argparse.Namespace) -> int:
 
     error = explain_oom.read(args.crash)
     request = settings.request(args)
-    with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet) as bar:
+    with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet, model=path) as bar:
         result = explain_oom.explain(error, Study.open(path, request), bar.update)
     emit(result, chosen, args)
     return 0

@@ -7,7 +7,7 @@ from typing import Any
 
 from staticmem.cli import settings
 from staticmem.cli.flags import add_options
-from staticmem.cli.output import emit, say, warn
+from staticmem.cli.output import Progress, emit, say, warn
 from staticmem.errors import UsageError
 from staticmem.ort.options import SESSION_OPTIONS, SessionOptions
 from staticmem.report.formats import Formats
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace, name: str) -> int:
     request = settings.request(args, top=args.top)
     options = session_options(args, intra_op_num_threads=MAX_THREADS)
     threads_given = args.intra_op_num_threads is not None
-    with settings.model_path(settings.model_of(args)) as path:
+    with settings.model_path(settings.model_of(args)) as path, Progress("", args.quiet, model=path):
         report = session_report(path, request, options, args.optimized_model, threads_given)
     if args.quiet and name == "table":
         warn(report.warnings)

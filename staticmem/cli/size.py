@@ -123,7 +123,7 @@ def size(args: argparse.Namespace) -> int:
 
         prices = prices_of(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
     command = shlex.join(["staticmem", *args.argv])
-    with settings.model_path(settings.model_of(args)) as path, Progress("GPUs", args.quiet) as bar:
+    with settings.model_path(settings.model_of(args)) as path, Progress("GPUs", args.quiet, model=path) as bar:
 
         def tell(done: int, total: int, row: CardRow | None = None) -> None:
             bar.update(done, total, "" if row is None else f"{row.name}: {outcome(row)}")

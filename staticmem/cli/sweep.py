@@ -95,7 +95,7 @@ def sweep(args: argparse.Namespace) -> int:
     configurations = points(config, args.model, settings.given(args), parse_axes(args.what_if))
     cards = tuple(gpus or config.gpus)
     _warn_of_idle_options(configurations, settings.given(args))
-    with Progress("configurations", args.quiet) as bar:
+    with Progress("configurations", args.quiet, "reading models and running their steps") as bar:
         if args.max_batch or args.max_dim is not None:
             grown = asked_largest(args)
             result = with_largest(configurations, cards, grown, jobs=args.jobs, progress=bar.update)
@@ -131,7 +131,7 @@ def check(args: argparse.Namespace) -> int:
     # a card that is named has its verdict, which live memory alone does not say
     meter = "live" if not cards and all(budget.metric == "live" for budget in budgets) else "device"
     _warn_of_idle_options(configurations, settings.given(args))
-    with Progress("configurations", args.quiet) as bar:
+    with Progress("configurations", args.quiet, "reading models and running their steps") as bar:
         outcome = compare(run(configurations, cards, meter, jobs=args.jobs, progress=bar.update), budgets)
     emit(outcome, chosen, args)
     if outcome.broken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from pathlib import Path
 
 import cli_files as files
@@ -204,10 +205,37 @@ def test_progress_waits_and_goes_away() -> None:
         assert screen.getvalue() == f"\r\x1b[2Kconfigurations [{'#' * 15}{'.' * 15}] 2 of 4, about 3 s left"
     assert screen.getvalue().endswith("\r\x1b[2K")
     for quiet, stream in ((True, Screen()), (False, io.StringIO())):
-        with Progress("x", quiet, stream) as bar:
+        with Progress("x", quiet, stream=stream) as bar:
             bar.start -= 1
             bar.update(1, 2)
         assert stream.getvalue() == ""
+
+
+def test_progress_says_what_is_done_where_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("staticmem.cli.output.TICK", 0.01)
+    screen, silent = Screen(), io.StringIO()
+    with Progress("levers", doing="reading a\x1b[31mfile", stream=screen) as bar, Progress("x", stream=silent):
+        _wait_for(screen, "reading a")
+        assert "\x1b[31m" not in screen.getvalue()
+        bar.start -= 60
+        bar.update(1, 4)
+        _wait_for(screen, "levers [")
+        bar.begin("the page", "pages")
+        _wait_for(screen, "the page, 60 s")
+        bar.update(1, 2, "L4: fits")
+        assert "\r\x1b[2KL4: fits\n\r\x1b[2Kpages [" in screen.getvalue()
+    drawn = screen.getvalue()
+    assert drawn.endswith("\r\x1b[2K")
+    time.sleep(0.05)
+    assert screen.getvalue() == drawn
+    assert silent.getvalue() == ""
+
+
+def _wait_for(screen: Screen, text: str) -> None:
+    end = time.monotonic() + 20
+    while text not in screen.getvalue():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def test_a_check_that_cannot_be_made_is_an_error_with_a_code(capsys: pytest.CaptureFixture[str]) -> None:
