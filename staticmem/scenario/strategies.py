@@ -171,19 +171,19 @@ class RankOptions:
     parallel: str | None = option(
         None, LEVERS, "choice", "STRATEGY", "strategy of several GPUs: the report is of the one that needs the most",
         choices=("none", *STRATEGIES), example="zero3",
-        needs="", details="The batch is that of one rank ([parallel.md](parallel.md))",
+        needs="", details="The batch is that of one rank ([parallel](parallel.md))",
     )
     devices: int | None = option(None, LEVERS, "whole", "N", "how many GPUs share the work", example="8", needs=RANKS)
     expert_parallel: int | None = option(
         None, LEVERS, "whole", "N", "ranks that share the routed experts of each layer, with --parallel fsdp",
         example="4", needs="",
         details="It divides `devices`. The band of the peak reaches from balanced to the worst routing "
-        "([parallel.md](parallel.md#experts))",
+        "([parallel](parallel.md#experts))",
     )
     context_parallel: int | None = option(
         None, LEVERS, "whole", "N", "ranks that share the sequence of each sample, alone or with --parallel fsdp",
         example="4", needs="", details="Sizes are those of the whole sequence. With `fsdp` it divides `devices` "
-        "([parallel.md](parallel.md#long-sequences))",
+        "([parallel](parallel.md#long-sequences))",
     )
     rotate_method: str = option(
         ROTATES_AT_ONCE, LEVERS, "choice", "METHOD", "how keys and values come from other ranks that share a sequence",
