@@ -113,6 +113,8 @@ class Builder:
                     self.previous.add(buffer.id)
             elif category == "input":
                 self.inputs.append(buffer)
+                if buffer.died is not None:  # the loop lets go of its batch
+                    self.previous.add(buffer.id)
             elif category == "optimizer_state":
                 state.append(buffer)
             elif category == "gradient" and buffer.died is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from staticmem.ir.record import record
 from staticmem.scenario.checkpointing import Policy
+from staticmem.scenario.edits import BATCH_OF_LOOP, LOSS_OF_LOOP
 from staticmem.scenario.step import HELD, ON_GPU, Scenario
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class LossOfStep(Protocol):
     name: str
     is_output: bool  # it is one of the outputs
     ops_after_model: int  # how many ops at the graph's end are of the training loop
+    targets: dict[str, Tensor]
 
     def compute(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """What backward starts from: the loss, or all outputs."""
@@ -132,7 +134,8 @@ FEATURES = (  # in the order in which they act at one moment
     Row("held_outputs", "Float32Outputs", lambda step: step.scenario.float32_outputs and step.scenario.amp),
     Row("offloading", "OffloadedActivations", lambda step: step.scenario.offload_activations != ON_GPU),
     Row("held_outputs", "HeldOutputs", _holds_outputs, infers=True),
-    Row("held_outputs", "PreviousLoss", attrgetter("training")),
+    Row("held_outputs", "PreviousLoss", lambda step: LOSS_OF_LOOP not in step.scenario.let_go),
+    Row("held_outputs", "DroppedBatch", lambda step: BATCH_OF_LOOP in step.scenario.let_go),
     Row("grad_scaler", "ClippedGradients", attrgetter("scenario.clip_grad_norm")),
 )
 

@@ -1,4 +1,5 @@
-"""What the names of a loop hold until they are assigned anew: the model's outputs, and the loss of the step before.
+"""What the names of a loop hold until they are assigned anew: the model's outputs, the loss of the step before, and the
+batch.
 
 In `outputs = model(x); loss = criterion(outputs, y)`, or in an inference's `outputs = model(x)` alone, the first name
 has the outputs through backward and the optimizer's step, until the next forward has returned and the name is assigned
@@ -28,6 +29,7 @@ from staticmem.ir.dtypes import HALVES
 from staticmem.ir.graph import REQUIRES_GRAD
 from staticmem.ops import kinds_of
 from staticmem.ops.casts import to_copy
+from staticmem.scenario.edits import BATCH_OF_LOOP
 from staticmem.scenario.step import HELD
 
 PREVIOUS = "outputs of the previous step"
@@ -46,6 +48,7 @@ class HeldOutputs(Feature):
         super().__init__(step)
         self.places: list[int] = []
         self.storages: list[int] = []
+        self.batch: Sequence[int] = ()  # buffers of inputs and targets, where the loop deletes them
 
     def place(self) -> None:
         step, e = self.step, self.e
@@ -60,7 +63,10 @@ class HeldOutputs(Feature):
             e.categorise(place, "activation", what)
             e.hold(place, step.outputs)
         self.places = self.storages = [tensor.storage.id for tensor, _ in step.outputs.held]
-        self.first = len(e.trace.buffers)
+        categories = e.trace.buffers.categories
+        self.first = len(categories)
+        if BATCH_OF_LOOP in step.scenario.let_go:  # the outputs may have that of the step before
+            self.batch = [id for id, category in enumerate(categories) if category == "input"]
 
     def end_forward(self, outputs: list[Tensor]) -> list[Tensor]:
         self.assign(outputs)
@@ -84,7 +90,8 @@ class HeldOutputs(Feature):
                 )
             self.e.hold(tensor, after)
         # an output may be an input of the model, or a view of another output
-        storages = dict.fromkeys(t.storage.id for t in outputs if t.storage.id >= self.first)
+        ids = [tensor.storage.id for tensor in outputs]
+        storages = dict.fromkeys(id for id in ids if id >= self.first or id in self.batch)
         old, self.storages = self.storages, list(storages)
         trace = self.e.trace
         for id, new in zip(old, storages, strict=False):
@@ -118,8 +125,8 @@ class HeldOutputs(Feature):
         excluded = {*others, *step.histories.left, *self.storages}
         saved = [
             id
-            for id, died in enumerate(buffers.died[first:], first)
-            if died == OPEN and buffers.categories[id] != "gradient" and id not in excluded
+            for id in (*self.batch, *range(first, len(buffers)))
+            if buffers.died[id] == OPEN and buffers.categories[id] != "gradient" and id not in excluded
         ]
         fill_place(trace, self.places[-1], saved)
 
@@ -176,6 +183,45 @@ class PreviousLoss(Feature):
         held = dict.fromkeys(tensor.storage.id for owner in self.step.owners_of_graph() for tensor, _ in owner.held)
         first = bisect_left(trace.buffers.born, dict(trace.phases)["forward"])
         return [id for id in held if id >= first and id not in others]
+
+
+class DroppedBatch(Feature):
+    """Inputs and targets that the loop deletes once it has the loss. Those of the next step come after the optimizer's
+    step, where gradients are still there."""
+
+    def place(self) -> None:
+        model, categories = self.step.interpreter.model, self.e.trace.buffers.categories
+        self.batch = Owner(Reason.MODEL, "")
+        self.batch.held = [row for row in model.held if categories[row[0].storage.id] == "input"]
+        model.held = [row for row in model.held if row not in self.batch.held]
+        self.tensors = [tensor for tensor, _ in self.batch.held]
+        self.first = [tensor.storage.id for tensor in self.tensors]
+
+    def begin_forward(self) -> None:
+        if not self.batch.held:  # that of another micro-batch
+            self._load()
+
+    def begin_backward(self) -> None:
+        self.e.release(self.batch)
+
+    def end_update(self) -> None:
+        self._load()
+        news = [tensor.storage.id for tensor in self.tensors]
+        self.e.trace.replaced_by.update({old: (new,) for old, new in zip(self.first, news, strict=True)})
+
+    def _load(self) -> None:
+        """Others in the place of each: what still has the old ones keeps them."""
+        e, step = self.e, self.step
+        names = (step.interpreter.env, step.criterion.targets)
+        olds, self.tensors = self.tensors, []
+        for old in olds:
+            new = e.empty(old.shape, old.dtype, old.strides, kernel="model")
+            new.name = old.name
+            e.categorise(new, "input", old.name)
+            e.hold(new, self.batch)
+            self.tensors.append(new)
+            for table in names:
+                table.update({name: new for name, tensor in table.items() if tensor is old})
 
 
 class Float32Outputs(Feature):

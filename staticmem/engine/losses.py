@@ -42,7 +42,7 @@ class Criterion(Feature):
         step.criterion = self
         self.values: Sequence[str] = step.graph.outputs[:1]  # the outputs that it is of
         self.name = step.scenario.loss
-        self.target: Tensor | None = None
+        self.targets: dict[str, Tensor] = {}
         self.ops_after_model = int(self.name in losses.AFTER_THE_MODEL and not step.has_own_loss)
         self.is_output = self.name in _AN_OUTPUT or step.has_own_loss
 
@@ -63,12 +63,12 @@ class Criterion(Feature):
             step.notes.append(Note("assumption", "SM330", text))
         target = target_of(self.name, shape)
         if target is not None:
-            self.target = step.place(Value("target", target[1], target[0]), "input", "target")
+            self.targets["target"] = step.place(Value("target", target[1], target[0]), "input", "target")
 
     def compute(self, outputs: Sequence[Tensor]) -> list[Tensor]:
         """What backward starts from: the loss, or all outputs."""
         several = outputs if self.name == "outputs" else outputs[:1]
-        return [run(self.e, self.name, output, self.target) for output in several]
+        return [run(self.e, self.name, output, self.targets.get("target")) for output in several]
 
 
 def choose(shape: layout.Shape) -> str:
@@ -329,7 +329,6 @@ class SumOfTerms(Criterion):
         self.terms = terms_over(step.graph, step.scenario.loss)
         self.values = [one.value for one in self.terms]
         self.name = name_of(self.terms)
-        self.targets: dict[str, Tensor] = {}
         (first, *others) = self.terms
         self.is_output = not others and first.term.kind == losses.ITSELF and not first.term.weight
 

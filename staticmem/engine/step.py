@@ -33,6 +33,7 @@ from staticmem.passes.requested.parameters import left_frozen, outer_matrices, p
 from staticmem.passes.requested.regions import all_regions
 from staticmem.passes.variables.releases import releases_of
 from staticmem.scenario.checkpointing import Policy
+from staticmem.scenario.edits import LOSS_OF_LOOP
 from staticmem.scenario.step import Scenario
 
 if TYPE_CHECKING:
@@ -124,8 +125,10 @@ class StepRun:
         self.model = self.interpreter.model
         self.loss, self.outputs = Owner(Reason.VALUE, "loss"), Owner(Reason.VALUE, "outputs")  # variables of the loop
         self.histories = KeptHistories(e)
-        # the variables of the training loop end with a function that each step calls, and autograd's graph with them
-        self.in_function = scenario.retain_graph or not scenario.backward
+        # the variables of the training loop end with a function that each step calls, and autograd's graph with them,
+        # or the loop deletes them
+        self.deletes_loss = LOSS_OF_LOOP in scenario.let_go
+        self.in_function = scenario.retain_graph or not scenario.backward or self.deletes_loss
         self.grads, self.received = e.grads, e.received
         self.with_gradient: Sequence[Tensor] = ()  # parameters that get one
         self.moved = 0
@@ -373,7 +376,7 @@ class StepRun:
             feature.end_backward()
         if self.in_function:
             free_graph(e, roots)
-            for owner in self.owners_of_graph():
+            for owner in (*self.owners_of_graph(), *([self.loss] if self.deletes_loss else [])):
                 e.release(owner)
         e.grad_enabled = False
         trace.op = -1

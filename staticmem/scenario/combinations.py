@@ -15,6 +15,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import FOUR_BITS, WEIGHT_ONLY
 from staticmem.scenario.compiling import GRAPH_MODES, WHOLE
+from staticmem.scenario.edits import BATCH_OF_LOOP, OF_LOOP
 from staticmem.scenario.losses import HEAD_LOSSES, MAX_LABELS, has_terms
 from staticmem.scenario.optimizers import FUSED, LOW_RANK, TORCHAO
 from staticmem.scenario.options import Option
@@ -141,6 +142,8 @@ CHECKPOINT, CHECKPOINT_SAVE = side("checkpoint"), side("checkpoint_save")
 OFFLOAD = side("offload_activations", "--offload-activations {offload_activations}")
 INPLACE_ABN = side("inplace_abn")
 LET_GO = side("let_go")
+GO_OF_LOOP = side("let_go", "--let-go NAME@loop", lambda names: not {*OF_LOOP}.isdisjoint(names))
+GO_OF_BATCH = side("let_go", f"--let-go {BATCH_OF_LOOP}", lambda names: BATCH_OF_LOOP in names)
 PROMPT, NEW_TOKENS = side("prompt"), side("new_tokens")
 DEVICES, STRATEGY = side("devices"), side("parallel")
 PARALLEL = side("parallel", "--parallel {parallel}")
@@ -305,6 +308,14 @@ STEPS: Table = {
         "Use --loss cross-entropy, which runs after it.",
     ),
     Combination(LET_GO, COMPILE, "SM287"): ("Compiled code has no variables.", "Leave one of them out."),
+    Combination(GO_OF_LOOP, without(TRAINING), "SM287"): (
+        "A forward alone has its inputs until it returns, and no loss.",
+        "Add --mode train, or --outputs dropped in its place.",
+    ),
+    Combination(GO_OF_BATCH, (side("input_grad"), STRATEGY, side("context_parallel")), "SM287"): (
+        "What else has the inputs of a step then is not covered.",
+        "Leave one of them out.",
+    ),
     Combination(OFFLOAD, COMPILE, "SM179"): (
         "What compiled code saves under hooks of saved tensors is not covered.",
         "Use --checkpoint, or --activation-memory-budget, which the compiler has itself.",

@@ -9,6 +9,8 @@ from staticmem.ir.record import record
 from staticmem.scenario.options import LEVERS, STEP, option
 
 NONE_FROZEN = "none"  # for `freeze`: all parameters are trained, also where the file does not say it
+# variables of the training loop that `let_go` names: all that the forward is given, and the loss with its outputs
+BATCH_OF_LOOP, LOSS_OF_LOOP = OF_LOOP = ("batch@loop", "loss@loop")
 MAX_PATTERN = 1000  # characters of a regular expression: longer ones are a mistake
 
 
@@ -29,7 +31,8 @@ class Edits:
         (), LEVERS, "names", "NAME|all", "variables that the model's code lets go of after their last use",
         example="[conv5, skips@model.py:41]", training=False, needs="",
         details="With the recording of `staticmem export`. `NAME@FILE:LINE` is one of several; `levers` lists "
-        "those that pay ([which del is worth what](liveness-graph.md#which-del-is-worth-what))",
+        "those that pay ([which del is worth what](liveness-graph.md#which-del-is-worth-what)). `batch@loop` and "
+        "`loss@loop` are variables of the training loop, which need no recording and are not in `all`",
     )
     unfold_batchnorm: bool = option(
         False, STEP, "switch", "", "puts a batch norm after every convolution with a bias",

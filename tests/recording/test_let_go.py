@@ -101,6 +101,40 @@ def test_a_graph_alone_does_not_know_its_variables() -> None:
     assert [note.code for note in report.notes].count("SM288") == 1
 
 
+class Leaf(torch.nn.Module):  # type: ignore[misc]
+    """A frozen part with the peak of the step, whose result is made a leaf: the graph of the loss has that, and its
+    gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = torch.nn.Linear(64, 256), torch.nn.Linear(256, 8)
+        self.stem.requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        x = torch.cat([x] * 16, 1)[:, :256] + x
+        return self.head(torch.tanh(x.requires_grad_()))
+
+
+@pytest.mark.parametrize(("module", "does", "flags", "saved"), [
+    # Adam's temporaries are larger
+    (torch.nn.Linear(2048, 256), "del x, target before backward()", "--let-go batch@loop", 64 * 2048 * 4 + 512),
+    (Leaf(), "del loss, outputs after backward()", "--let-go loss@loop", 2 * 64 * 256 * 4 + 512 + 64 * 8 * 4),
+])  # fmt: skip
+def test_variables_of_the_loop(module: Any, does: str, flags: str, saved: int) -> None:
+    x = torch.zeros(64, 2048 if isinstance(module, torch.nn.Linear) else 64)
+    rows = let_go.worth_letting_go(study(record(module, (x,)), batch=64, optimizer="adam"))
+    assert [(row.does, row.flags, row.saved_bytes) for row in rows] == [(does.replace("x,", "input,"), flags, saved)]
+
+
+def test_a_graph_alone_knows_the_variables_of_its_loop() -> None:
+    with pytest.raises(UsageError, match="needs a recording"):
+        staticmem.analyze(BLOCKS, batch=4, optimizer="adam", let_go=("loss@loop", "x"))
+    assert staticmem.analyze(BLOCKS, batch=4, optimizer="adam", let_go="batch@loop").peak.live_bytes
+    with pytest.raises(UsageError, match="--let-go NAME@loop needs training"):
+        staticmem.analyze(BLOCKS, batch=4, let_go="batch@loop")
+
+
 def test_reports_have_the_lines_to_write() -> None:
     one = study(document_of("Listed"))
     report = with_owners(one, one.report)

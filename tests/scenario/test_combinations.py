@@ -38,7 +38,7 @@ TRIED: dict[str, tuple[Any, ...]] = {  # values of options that have no choices
     "lora": ("r=4,dora=true,targets=all-linear", "r=4,targets=all-linear"), "checkpoint": ("Block",),
     "checkpoint_every": (2,), "checkpoint_save": ("mm",), "checkpoint_segments": ("sqrt",), "accumulate": (4,),
     "checkpoint_sequential": ("layers",), "dampening": (0.1,), "activation_memory_budget": (0.5,),
-    "optim_target_modules": ("all-linear",), "optim_args": ("rank=8",), "let_go": ("x",),
+    "optim_target_modules": ("all-linear",), "optim_args": ("rank=8",), "let_go": ("x", "batch@loop"),
 }  # fmt: skip
 
 

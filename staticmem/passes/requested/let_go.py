@@ -12,6 +12,7 @@ from itertools import compress
 
 from staticmem.errors import UsageError, closest
 from staticmem.ir.graph import Graph, Holder, Note, Recorded
+from staticmem.scenario.edits import OF_LOOP
 
 ALL = "all"  # every variable
 
@@ -44,10 +45,14 @@ def let_go(graph: Graph, asked: Sequence[str]) -> tuple[Graph, Sequence[Note]]:
     Raises:
         UsageError: the file does not say what its variables hold, or has no such variable (SM287).
     """
+    asked = [name for name in asked if name not in OF_LOOP]  # the step has these
+    if not asked:
+        return graph, ()
     recorded, unused = graph.recorded, unused_values(graph)
     if recorded is None:
         what, why = "--let-go needs a recording of the code", "A graph alone does not say which variables there are."
-        raise UsageError(what, why, "Export the model with 'staticmem export', or leave --let-go out.", "SM287")
+        instead = f"Export the model with 'staticmem export', or name {' or '.join(OF_LOOP)} of the training loop."
+        raise UsageError(what, why, instead, "SM287")
     other = recorded.other_call  # of code whose calls differ
     rows = [*unused.values(), *(unused_values(other).values() if other is not None else ())]
     holders = {holder for _, row in rows for holder in row}
@@ -55,7 +60,7 @@ def let_go(graph: Graph, asked: Sequence[str]) -> tuple[Graph, Sequence[Note]]:
         if name != ALL and not any(_is_asked(holder, (name,)) for holder in holders):
             what = f"no variable '{name}' holds a tensor after its last use"
             why = "The code lets go of it by itself, reads it again, or has no such variable."
-            hint = closest(name, {text for holder in holders for text in (holder[0], key_of(holder))})
+            hint = closest(name, {*OF_LOOP, *(text for holder in holders for text in (holder[0], key_of(holder)))})
             raise UsageError(what, why, hint or "'staticmem levers' lists the variables that pay.", "SM287")
     gone = {name for name, (_, row) in unused.items() if all(_is_asked(holder, asked) for holder in row)}
     at = {"": -1, **{op.name: index for index, op in enumerate(graph.ops)}}

@@ -14,6 +14,7 @@ from staticmem.ir.dtypes import DType
 from staticmem.report.settings import OF_OUTPUTS, OF_TARGETS, OF_THE_MODEL, Run, comment
 from staticmem.report.settings.optimizers import class_of, keywords
 from staticmem.scenario.adapters import Lora, lora_of
+from staticmem.scenario.edits import BATCH_OF_LOOP, LOSS_OF_LOOP
 from staticmem.scenario.precision import precision
 from staticmem.scenario.step import DROPPED, FIRST
 
@@ -208,10 +209,14 @@ def _micro_batch(run: Run, zeroing: str) -> Iterator[str]:
     yield from forward
     if request.outputs == DROPPED:
         yield "del outputs"
+    if BATCH_OF_LOOP in request.let_go:
+        yield "del inputs, targets" if run.loss == OF_TARGETS else "del inputs"
     if request.zero_grad != FIRST:
         yield "if number == 0:"
         yield f"{_INDENT}{zeroing}"
     yield "scaler.scale(loss).backward()" if request.grad_scaler else "loss.backward()"
+    if LOSS_OF_LOOP in request.let_go:
+        yield "del loss" if request.outputs == DROPPED else "del loss, outputs"
 
 
 def _indented(lines: Iterator[str]) -> list[str]:
