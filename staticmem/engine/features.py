@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from staticmem.ir.record import record
 from staticmem.scenario.checkpointing import Policy
-from staticmem.scenario.edits import BATCH_OF_LOOP, LOSS_OF_LOOP
 from staticmem.scenario.step import HELD, ON_GPU, Scenario
 
 if TYPE_CHECKING:
@@ -52,6 +51,8 @@ class RunningStep(Protocol):
     has_own_loss: bool  # the recording has the loss of the code
     loss: Owner  # variables of the loop
     outputs: Owner
+    deletes_batch: bool  # the loop does, once it has the loss
+    keeps_loss: bool  # when backward is over
     in_function: bool
     grads: dict[int, Tensor]
     with_gradient: Sequence[Tensor]
@@ -134,8 +135,8 @@ FEATURES = (  # in the order in which they act at one moment
     Row("held_outputs", "Float32Outputs", lambda step: step.scenario.float32_outputs and step.scenario.amp),
     Row("offloading", "OffloadedActivations", lambda step: step.scenario.offload_activations != ON_GPU),
     Row("held_outputs", "HeldOutputs", _holds_outputs, infers=True),
-    Row("held_outputs", "PreviousLoss", lambda step: LOSS_OF_LOOP not in step.scenario.let_go),
-    Row("held_outputs", "DroppedBatch", lambda step: BATCH_OF_LOOP in step.scenario.let_go),
+    Row("held_outputs", "PreviousLoss", attrgetter("keeps_loss")),
+    Row("held_outputs", "DroppedBatch", attrgetter("deletes_batch")),
     Row("grad_scaler", "ClippedGradients", attrgetter("scenario.clip_grad_norm")),
 )
 

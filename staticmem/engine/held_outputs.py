@@ -29,7 +29,6 @@ from staticmem.ir.dtypes import HALVES
 from staticmem.ir.graph import REQUIRES_GRAD
 from staticmem.ops import kinds_of
 from staticmem.ops.casts import to_copy
-from staticmem.scenario.edits import BATCH_OF_LOOP
 from staticmem.scenario.step import HELD
 
 PREVIOUS = "outputs of the previous step"
@@ -65,7 +64,7 @@ class HeldOutputs(Feature):
         self.places = self.storages = [tensor.storage.id for tensor, _ in step.outputs.held]
         categories = e.trace.buffers.categories
         self.first = len(categories)
-        if BATCH_OF_LOOP in step.scenario.let_go:  # the outputs may have that of the step before
+        if step.deletes_batch:  # the outputs may have that of the step before
             self.batch = [id for id, category in enumerate(categories) if category == "input"]
 
     def end_forward(self, outputs: list[Tensor]) -> list[Tensor]:

@@ -33,7 +33,7 @@ from staticmem.passes.requested.parameters import left_frozen, outer_matrices, p
 from staticmem.passes.requested.regions import all_regions
 from staticmem.passes.variables.releases import releases_of
 from staticmem.scenario.checkpointing import Policy
-from staticmem.scenario.edits import LOSS_OF_LOOP
+from staticmem.scenario.edits import BATCH_OF_LOOP, LOSS_OF_LOOP
 from staticmem.scenario.step import Scenario
 
 if TYPE_CHECKING:
@@ -127,8 +127,9 @@ class StepRun:
         self.histories = KeptHistories(e)
         # the variables of the training loop end with a function that each step calls, and autograd's graph with them,
         # or the loop deletes them
-        self.deletes_loss = LOSS_OF_LOOP in scenario.let_go
-        self.in_function = scenario.retain_graph or not scenario.backward or self.deletes_loss
+        self.keeps_loss = LOSS_OF_LOOP not in scenario.let_go
+        self.deletes_batch = BATCH_OF_LOOP in scenario.let_go
+        self.in_function = scenario.retain_graph or not scenario.backward or not self.keeps_loss
         self.grads, self.received = e.grads, e.received
         self.with_gradient: Sequence[Tensor] = ()  # parameters that get one
         self.moved = 0
@@ -376,7 +377,7 @@ class StepRun:
             feature.end_backward()
         if self.in_function:
             free_graph(e, roots)
-            for owner in (*self.owners_of_graph(), *([self.loss] if self.deletes_loss else [])):
+            for owner in (*self.owners_of_graph(), *(() if self.keeps_loss else (self.loss,))):
                 e.release(owner)
         e.grad_enabled = False
         trace.op = -1
