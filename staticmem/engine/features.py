@@ -136,7 +136,7 @@ FEATURES = (  # in the order in which they act at one moment
     Row("offloading", "OffloadedActivations", lambda step: step.scenario.offload_activations != ON_GPU),
     Row("held_outputs", "HeldOutputs", _holds_outputs, infers=True),
     Row("held_outputs", "PreviousLoss", attrgetter("keeps_loss")),
-    Row("held_outputs", "DroppedBatch", attrgetter("deletes_batch")),
+    Row("dropped_batch", "DroppedBatch", attrgetter("deletes_batch")),
     Row("grad_scaler", "ClippedGradients", attrgetter("scenario.clip_grad_norm")),
 )
 

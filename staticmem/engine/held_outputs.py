@@ -1,5 +1,4 @@
-"""What the names of a loop hold until they are assigned anew: the model's outputs, the loss of the step before, and the
-batch.
+"""What the names of a loop hold until they are assigned anew: the model's outputs, and the loss of the step before.
 
 In `outputs = model(x); loss = criterion(outputs, y)`, or in an inference's `outputs = model(x)` alone, the first name
 has the outputs through backward and the optimizer's step, until the next forward has returned and the name is assigned
@@ -89,8 +88,9 @@ class HeldOutputs(Feature):
                 )
             self.e.hold(tensor, after)
         # an output may be an input of the model, or a view of another output
-        ids = [tensor.storage.id for tensor in outputs]
-        storages = dict.fromkeys(id for id in ids if id >= self.first or id in self.batch)
+        storages = dict.fromkeys(
+            t.storage.id for t in outputs if t.storage.id >= self.first or t.storage.id in self.batch
+        )
         old, self.storages = self.storages, list(storages)
         trace = self.e.trace
         for id, new in zip(old, storages, strict=False):
@@ -182,45 +182,6 @@ class PreviousLoss(Feature):
         held = dict.fromkeys(tensor.storage.id for owner in self.step.owners_of_graph() for tensor, _ in owner.held)
         first = bisect_left(trace.buffers.born, dict(trace.phases)["forward"])
         return [id for id in held if id >= first and id not in others]
-
-
-class DroppedBatch(Feature):
-    """Inputs and targets that the loop deletes once it has the loss. Those of the next step come after the optimizer's
-    step, where gradients are still there."""
-
-    def place(self) -> None:
-        model, categories = self.step.interpreter.model, self.e.trace.buffers.categories
-        self.batch = Owner(Reason.MODEL, "")
-        self.batch.held = [row for row in model.held if categories[row[0].storage.id] == "input"]
-        model.held = [row for row in model.held if row not in self.batch.held]
-        self.tensors = [tensor for tensor, _ in self.batch.held]
-        self.first = [tensor.storage.id for tensor in self.tensors]
-
-    def begin_forward(self) -> None:
-        if not self.batch.held:  # that of another micro-batch
-            self._load()
-
-    def begin_backward(self) -> None:
-        self.e.release(self.batch)
-
-    def end_update(self) -> None:
-        self._load()
-        news = [tensor.storage.id for tensor in self.tensors]
-        self.e.trace.replaced_by.update({old: (new,) for old, new in zip(self.first, news, strict=True)})
-
-    def _load(self) -> None:
-        """Others in the place of each: what still has the old ones keeps them."""
-        e, step = self.e, self.step
-        names = (step.interpreter.env, step.criterion.targets)
-        olds, self.tensors = self.tensors, []
-        for old in olds:
-            new = e.empty(old.shape, old.dtype, old.strides, kernel="model")
-            new.name = old.name
-            e.categorise(new, "input", old.name)
-            e.hold(new, self.batch)
-            self.tensors.append(new)
-            for table in names:
-                table.update({name: new for name, tensor in table.items() if tensor is old})
 
 
 class Float32Outputs(Feature):
