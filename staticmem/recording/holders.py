@@ -77,7 +77,8 @@ class Holders:
         are values to look for, each with its tensor: this is asked for right where nothing else has them."""
         references: References = {id(tensor): [] for tensor in tensors.values() if tensor is not None}
         seen: set[int] = set()
-        for frame in _frames():
+        frames = list(_frames())
+        for frame in frames:
             self._look_at(frame, references, seen)
         for (_, name), (module_ref, line) in self.attributes.items():
             module = module_ref()
@@ -91,25 +92,25 @@ class Holders:
             # one more is the variable here
             if tensor is not None and _references(tensor) - own[id(tensor)] - 1 - _of_views(tensor) == len(held):
                 free[value] = held
-        self._before = {id(frame): frame.f_lineno for frame in _frames()}
+        self._before = {id(frame): frame.f_lineno for frame in frames}
         return free
 
     def _look_at(self, frame: FrameType, references: References, seen: set[int]) -> None:
-        code = frame.f_code
-        if "locals" in code.co_names or "vars" in code.co_names:  # the code may have the copy
+        shared = _shared(frame.f_code)
+        if shared is None:  # the code may have the copy
             return
         variables: Any = frame.f_locals
-        shared = (*code.co_cellvars, *code.co_freevars)
         containers: list[tuple[str, Any]] = []
         value: Any = None
         for name, value in variables.items():
-            if name in shared or name.startswith("."):
+            if name in shared:
                 continue
             if id(value) in references:
                 references[id(value)].append(self.end_of(frame, name))
             elif type(value) in (list, tuple, dict) and id(value) not in seen and len(value) <= _MOST_ITEMS:
                 seen.add(id(value))
-                containers.append((name, value))
+                if not references.keys().isdisjoint(map(id, value.values() if type(value) is dict else value)):
+                    containers.append((name, value))
         if _COPIES:
             variables.clear()
         del value, variables
@@ -120,15 +121,12 @@ class Holders:
     def _look_into(self, frame: FrameType, name: str, container: Any, references: References, alone: bool) -> None:
         """Into what a variable has. `alone`: nothing else has it."""
         numbers = [id(item) for item in (container.values() if isinstance(container, dict) else container)]
-        numbers = [number for number in numbers if number in references]
-        if not numbers:
-            return
         holder = self.end_of(frame, name) if alone else None
         if holder is None and not isinstance(container, tuple):
             line = self._before.get(id(frame), frame.f_lineno)  # the op before may have been the last to read it
             holder = name[:_LONGEST], ITEM, self.place(frame, line)
-        for number in numbers:
-            references[number].append(holder)
+        for number in references.keys() & numbers:
+            references[number] += [holder] * numbers.count(number)
 
     def end_of(self, frame: FrameType, name: str) -> Holder | None:
         """Where a variable can be deleted before the statement that runs; None: the code mentions it again. Where that
@@ -163,6 +161,15 @@ def _frames() -> Iterator[FrameType]:
         if code.co_flags & _OPTIMIZED == _OPTIMIZED and _is_of_model(code.co_filename):
             yield frame
         frame = frame.f_back
+
+
+@cache
+def _shared(code: CodeType) -> frozenset[str] | None:
+    """The variables that closures have too, and those that comprehensions make; None: the code asks for all."""
+    if "locals" in code.co_names or "vars" in code.co_names:
+        return None
+    own = [name for name in code.co_varnames if name.startswith(".")]
+    return frozenset((*code.co_cellvars, *code.co_freevars, *own))
 
 
 @cache
