@@ -23,6 +23,7 @@ RESULTS = {
     "sizing": ("report.sizing", "Sizing", "SCHEMA"),
     "fit": ("report.fit", "Fit", "SCHEMA"),
     "why": ("report.why", "Why", "SCHEMA"),
+    "snapshot-diff": ("validate.snapshot_diff", "SnapshotDiff", "SCHEMA"),
     "session": ("ort.report", "SessionReport", "SCHEMA"),
 }
 
