@@ -58,7 +58,7 @@ def memtracker(name: str, batch: int) -> None:
                 if turn == 0:
                     tracker.reset_mod_stats()
     peak = tracker.get_tracker_snapshot("peak")
-    print(max(sum(parts.values()) for parts in peak.values()))
+    print(max(parts["Total"] for parts in peak.values()))
 
 
 def torchinfo(name: str, batch: int) -> None:

@@ -34,6 +34,18 @@ def test_a_page_is_fresh(script: Path, request: pytest.FixtureRequest) -> None:
     assert page.read_text(encoding="utf-8") == module.page(), f"run: python {script.relative_to(ROOT)} > {page}"
 
 
+def test_the_picture_of_readings_is_fresh(request: pytest.FixtureRequest) -> None:
+    """It has every reading of the page that the axes have room for, and README says how many."""
+    module = _module(ROOT / "scripts" / "pictures" / "readings_picture.py")
+    found = module.readings(module.PAGE.read_text(encoding="utf-8"))
+    drawn, kept = module.picture(found), ROOT / "docs" / "images" / "readings.svg"
+    if request.config.getoption("--overwrite-golden"):
+        kept.write_text(f"{drawn}\n", encoding="utf-8", newline="\n")
+    assert kept.read_text(encoding="utf-8") == f"{drawn}\n"
+    assert drawn.count("<circle") == len(found) + 2  # two are the legend's
+    assert f"{len(found)} published readings" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_what_agents_read_is_fresh(request: pytest.FixtureRequest) -> None:
     for path, text in _module(ROOT / "scripts/pages/agent_files.py").documents().items():
         if request.config.getoption("--overwrite-golden"):

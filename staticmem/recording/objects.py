@@ -275,7 +275,7 @@ def _no_inputs(model: object, inputs: object) -> None:
 def _inputs_missing(module: object) -> UsageError:
     return UsageError(
         f"{type(module).__name__} is given without inputs",
-        "A module says nothing of the shapes of its inputs.",
+        "A module does not tell the shapes of its inputs.",
         "Give examples: staticmem.analyze(model, (torch.empty(8, 3, 224, 224, device='meta'),))",
         code=CODE,
     )

@@ -62,7 +62,7 @@ class Loop:
         details="The graph then ends with the function that called it ([levers](levers.md#others))",
     )
     backward: bool = option(
-        True, LEVERS, "switch", "", "the backward runs; else the forward alone, with what a backward would read",
+        True, LEVERS, "switch", "", "the backward runs; otherwise only the forward, which keeps what a backward reads",
     )
     outputs: str = option(
         HELD, LEVERS, "choice", "WORD", "whether the loop holds the model's outputs until the next forward returns",

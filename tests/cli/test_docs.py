@@ -69,9 +69,10 @@ def test_readme_begins_with_the_command() -> None:
     blocks = re.sub(r"```.*?```", "", "\n".join(lines), flags=re.S)
     code = [line.strip() for line in blocks.splitlines() if line.startswith("    ")]
     assert code[0] == "staticmem analyze model.onnx --optimizer adam"
-    assert code[1] == "pip install . && staticmem analyze models/resnet50.onnx --optimizer adam"
+    assert code[1] == "pip install . && staticmem analyze models:resnet50 --batch 256 --optimizer adamw --gpu rtx-4090"
+    assert f"<!-- example: {code[1].partition(' && ')[2]} (" in "\n".join(lines)  # what it shows is its own output
     assert code[2] == 'pip install ".[dev]" && pytest'
-    assert len(lines) < 180
+    assert len(lines) < 160
     assert {verb for verb in VERBS if f"`{verb}`" in "".join(lines)} == set(VERBS)
 
 

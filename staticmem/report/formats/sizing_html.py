@@ -238,7 +238,7 @@ def _levers(sizing: Sizing, view: View) -> str:
         sizes = (view.size(peak), f"-{view.size(lever.saved_bytes)}")
         rows.append((esc(lever.what), f"<code>{esc(lever.flags)}</code>", *sizes, bar))
     heads = ("lever", "flags", "peak", "saved", "")
-    lead = f"Each pulled alone, by {esc(levers_meter(sizing))}, as staticmem levers has it."
+    lead = f"What each lever saves alone, in {esc(levers_meter(sizing))}; staticmem levers has all."
     return section("levers", "What would make it smaller", table(heads, rows, right=(2, 3), caption="Levers"), lead)
 
 

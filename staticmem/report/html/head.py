@@ -64,7 +64,7 @@ def verdict(report: Report, cards: Sequence[CardRow], view: View) -> str:
     when = f", when {name(at)} runs" if at else ""
     largest = max(peak.by_category, key=lambda key: peak.by_category[key], default="")
     share = peak.by_category.get(largest, 0) / peak.live_bytes if peak.live_bytes else 0
-    largest_share = f" {share:.0%} of it is {_PLURALS.get(largest, esc(category_name(largest)))}." if share else ""
+    largest_share = f" {share:.0%} of that is {_PLURALS.get(largest, esc(category_name(largest)))}." if share else ""
     live = f'<span id="peak-bytes" data-bytes="{peak.live_bytes}">{view.size(peak.live_bytes)}</span>'
     alive = f"{peak.tensors:,} tensors at the peak, {esc(PHASES.get(peak.phase, peak.phase))}{when}.{largest_share}"
     need, gpu = peak.device_bytes, report.gpu
@@ -77,6 +77,7 @@ def verdict(report: Report, cards: Sequence[CardRow], view: View) -> str:
         lead = f"{live} of it are {alive} {_smallest(cards, view)}"
     else:
         uses, of, usable = of_card(need, gpu.usable_bytes, view).partition(" of ")
+        uses = view.size(need) if view.size(need).startswith(uses) else uses
         head = f"{uses} {_small(f'{of.lstrip()}{usable} on {with_article(gpu.name)}')}"
         lead = f"{_outcome(report, gpu, need, view)} {live} of it are {alive}"
     lead = f"{lead} {esc(unsaid_text(report, view))}".rstrip()
@@ -195,8 +196,8 @@ def fit_table(cards: Sequence[CardRow], view: View) -> str:
     grid = table(heads, rows, id="cards", right=(2, 3, 6), classes=classes, caption="GPU fit")
     fitting, able = sum(card.fit == "fits" for card in cards), sum(card.fit != CANNOT_RUN for card in cards)
     lead = (
-        f"{fitting} of {able} GPUs that can run it have room for the whole band below 95 % of what CUDA gives. "
+        f"{fitting} of the {able} GPUs that can run it fit it even at the upper estimate, with 5 % to spare. "
         "Hover over a need for its band; a star marks figures without a source. "
-        "A chip without tables of its own is taken as the one that is named behind it."
+        "Where there is no data for a chip, the one named in Arch is used."
     )
     return section("fit", "Does it fit?", f'<div class="tall">{grid}</div>', lead)
