@@ -201,7 +201,7 @@ def _request(function: str, options: Options | None, **own: Any) -> Any:
 
     twice: Sequence[str] = [name for name in options or () if own.get(name) is not None]
     if twice:
-        why = "It has a parameter of its own."
+        why = "It has its own parameter."
         raise UsageError(f"{twice[0]} is given twice", why, "Leave it out of `options`.", "SM113")
     return request_of(read_keywords(function, {**own, **(options or {})}))
 

@@ -15,7 +15,7 @@ from staticmem.errors import UsageError
 DESCRIPTION = """\
 Runs the forward of your model once in each mode on tensors without data, and writes what decides its memory into FILE:
 the ops that really run, in place or not, which values variables hold, custom autograd functions, checkpoints. 'analyze'
-then needs no assumption about the code. The graph in the file stays as it is. PyTorch has to be installed.
+then needs no assumption about the code. The graph in the file stays as it is. It needs PyTorch.
 """
 
 EPILOG = """\

@@ -17,7 +17,7 @@ from staticmem.recording import EXPORTERS, NEITHER, NO_GRAPH
 
 DESCRIPTION = """\
 Builds a model from your code on the meta device, where weights have no bytes, and exports it in training mode for
-'staticmem analyze': a .pt2 or an .onnx without weights. It imports and runs your code. PyTorch has to be installed.
+'staticmem analyze': a .pt2 or an .onnx without weights. It imports and runs your code. It needs PyTorch.
 
 FACTORY is a function or class without required arguments. It returns the module, or the module and a tuple of example
 inputs. The graph is for every tool that reads such files. Beside it the file carries a recording for 'staticmem
@@ -31,7 +31,7 @@ attention, dtype, labels, mask, checkpointing, batch, seq, size (docs/export.md)
 these names too.
 
 Every size stays open that the code leaves open: the batch, lengths, height and width. stderr says which, and
-which the code fixed. 'staticmem analyze' takes sizes of the example where it is given none, but for the batch.
+which the code fixed. 'staticmem analyze' takes sizes of the example where it is given none, except the batch.
 """
 
 EPILOG = """\
@@ -121,7 +121,7 @@ def _advice(message: str, device: str, exporter: str) -> str | None:
     reads = re.search(r"data-dependent|DataDependent|\.numpy\(\)|\.item\(\)", message)
     needs_values = re.search(r"\bmeta\b|Meta|Could not run|NotImplementedError|no data|has no storage", message)
     if device == "meta" and (exporter == "torchscript" or (needs_values and not reads)):
-        return "On the meta device tensors have no values, and all have to be there: try --device cpu."
+        return "On the meta device tensors have no values, and all must be there: try --device cpu."
     if reads:
         return "The code reads values, which torch.export never has: try --exporter torchscript --device cpu."
     return None

@@ -86,7 +86,7 @@ def named_object(name: str) -> Any:
             raise refused(f"{where} has no '{attribute}'", "The module has no such name.")
         factory = getattr(factory, part)
     if not callable(factory):
-        raise refused(f"{name} is not a function or class", "It has to return a model.")
+        raise refused(f"{name} is not a function or class", "It must return a model.")
     return factory
 
 
@@ -131,10 +131,10 @@ def _build(factory: Any, name: str) -> tuple[Any, Any]:
     try:
         result = factory()
     except Exception as error:
-        hint = "It has to work without arguments; for code that reads its weights try --device cpu."
+        hint = "It must work without arguments; for code that reads its weights try --device cpu."
         raise refused(f"{name} failed", described(error), hint) from error
     module, inputs = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(module, torch.nn.Module):
-        what, why = f"{name} returns {type(module).__name__}", "It has to return an nn.Module, or (module, inputs)."
+        what, why = f"{name} returns {type(module).__name__}", "It must return an nn.Module, or (module, inputs)."
         raise refused(what, why, "Give a function that builds the model.")
     return module, inputs

@@ -36,7 +36,7 @@ examples:
 
 LEVERS = """\
 What would make a step smaller, ranked: mixed precision, checkpointing, gradient accumulation, other optimizers,
-freezing, offload, ... Each is a step of its own that is analysed in full; 'compute' is the change of its floating-point
+freezing, offload, ... Each is analysed in full, as its own step; 'compute' is the change of its floating-point
 operations.
 With --gpu it is device memory that is saved, and each says whether it fits; else live memory.
 """

@@ -19,7 +19,7 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 INIT = """\
 Writes a commented config, and beside it the JSON Schema with which editors check and complete it.
-Neither file is overwritten unless --force says so.
+Neither file is overwritten without --force.
 """
 
 SCHEMA = "Prints a JSON Schema (draft-07): of 'analyze -f json' (report), of configs, of 'sweep -f json'."

@@ -65,7 +65,7 @@ def add_size(verbs: Any) -> None:
     question = parser.add_argument_group("the question")
     about = "samples of a step of the optimizer, which GPUs share (DDP, ZeRO, FSDP) or one takes in micro-batches"
     question.add_argument("--global-batch", type=positive("--global-batch"), metavar="N", help=about)
-    about = "the largest size of an open dimension on each GPU, in place of batches; in generation 'prompt'"
+    about = "the largest size of an open dimension on each GPU, instead of batches; in generation 'prompt'"
     add_max_dim(question, about)
     add_jobs(question)
     output = add_output(parser, FORMATS)

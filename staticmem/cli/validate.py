@@ -22,7 +22,7 @@ DEVICES = ("auto", "cpu", "cuda")
 VALIDATE = """\
 Runs the model on this machine with random inputs, reads its memory, and shows prediction and reading side by side:
 for each meter, and for each node where they differ. Weights that are missing are random data in a temporary file.
-The model runs in a process of its own. With -o FILE.json the record of it is saved.
+The model runs in its own process. With -o FILE.json the record of it is saved.
 """
 
 VALIDATE_EXAMPLES = """\

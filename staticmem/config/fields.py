@@ -180,15 +180,15 @@ def _root() -> Mapping[str, Entry]:
         "version": Entry(_Version(), f"Version of this format: {VERSION}.", str(VERSION)),
         "model": Entry(MODEL, "The model: a path, or path and dims.", "model.pt2"),
         "train": Entry(Table(lambda: STEP, lists=True), "A training step."),
-        "infer": Entry(Table(lambda: INFERENCE, hints=_INFER_HINTS, lists=True), "An inference, in place of train."),
+        "infer": Entry(Table(lambda: INFERENCE, hints=_INFER_HINTS, lists=True), "An inference instead of train."),
         "generate": Entry(
-            Table(lambda: DECODING, hints=_INFER_HINTS, lists=True), "Generation with a decoder, in place of train."
+            Table(lambda: DECODING, hints=_INFER_HINTS, lists=True), "Generation with a decoder instead of train."
         ),
         "gpus": Entry(ListOf(Text("h100-sxm-80gb")), "GPUs by name or size.", "[h100-sxm-80gb, 24GB]"),
         "device": Entry(Table(lambda: SOFTWARE), "Software and settings of the GPU."),
         "allocator": Entry(Table(lambda: {"conf": ALLOCATOR}), "Settings of PyTorch's caching allocator."),
         "what_if": Entry(Table(axes), "Lists of values: a sweep takes their cross product."),
-        "scenarios": Entry(scenarios, "Configurations one by one, in place of what_if."),
+        "scenarios": Entry(scenarios, "Configurations one by one instead of what_if."),
         "budgets": Entry(budgets, "Limits of memory, for gates."),
     }
 

@@ -165,7 +165,7 @@ def _other_attention(chip: Capability, heads: str) -> str:
         return math if chip >= (7, 0) else f"{flash}: it runs the memory-efficient kernel, which takes other memory"
     return (
         "before compute capability 8.0 PyTorch's memory-efficient attention takes heads of any size in float32: it "
-        "runs in place of the math kernel that was predicted, and takes less memory"
+        "runs instead of the math kernel that was predicted, and takes less memory"
     )
 
 

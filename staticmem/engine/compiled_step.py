@@ -307,7 +307,7 @@ class CompiledRegions:
         for target, count in sorted(Counter(ops[index].target for index in self.breaks).items()):
             text = (
                 f"torch.compile breaks the graph at {target}, whose result follows from data: it runs by itself, and "
-                "the ops before and behind it are compiled for themselves"
+                "the ops before and after it are compiled for themselves"
             )
             yield Note("assumption", "SM344", text, count)
         if self.cuts:

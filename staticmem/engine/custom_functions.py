@@ -98,11 +98,11 @@ def unpredictable(what: str) -> ModelFileError:
     hint = "Analyse the model without that; with it the peak is usually lower. Inference can be predicted as it is."
     if what == written.SELECTIVE:
         hint = "Export the model without it, and ask for it with --checkpoint CLASS --checkpoint-save OP (mm, sdpa)."
-    why = "The recording does not say what is saved in place of the tensors, and when it comes back."
+    why = "The recording does not say what is saved instead of the tensors, and when it comes back."
     if what in (written.HOOKS, COMPILED_HOOKS):
         why = "The recording does not say what they do in the backward."
     if what == written.SCRIPTED:
-        why = "TorchScript writes a backward of its own for it and fuses ops, which no recording says."
+        why = "TorchScript writes its own backward for it and fuses ops, which no recording says."
         hint = "Set PYTORCH_JIT=0, in the step too, or take the decorator away. Inference can be predicted as it is."
     return _no_training(reason, why, hint)
 

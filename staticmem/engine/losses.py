@@ -282,7 +282,7 @@ def _target(graph: Graph, term: losses.Term, shape: Shape, targets: dict[object,
             f"--loss {term}: the target does not fit the output",
             f"'{term.target}' is {target.dtype.name} {list(target.shape)}, and {term.kind} of an output of shape "
             f"{list(shape)} needs {wanted[1].name} {list(wanted[0])}.",
-            "Give it a target of its own name.",
+            "Give it a target with its own name.",
             code="SM139",
         )
     return target
@@ -311,7 +311,7 @@ def notes_on(graph: Graph, terms: Sequence[TermOfOutput]) -> list[Note]:
         if of_input:
             text += f"; {', '.join(outputs)}: the input '{name}' is the target"
         elif len(outputs) > 1:
-            text += f"; {', '.join(outputs)} have one target (@NAME behind a loss names one of its own)"
+            text += f"; {', '.join(outputs)} have one target (@NAME after a loss names its own)"
     notes = [Note("assumption", "SM215", text, len(terms))]
     read = {one.value for one in terms}
     left = [_called(graph, number) for number, value in enumerate(graph.outputs) if value not in read]

@@ -145,7 +145,7 @@ def _of_hub(rest: str, given: str) -> Architecture:
     text, options = _with_options(rest, "transformers", given)
     match = _REPOSITORY.fullmatch(text)
     if match is None or ".." in text or "--" in match[1]:
-        why = "It is OWNER/NAME, with @REVISION behind it where it is not main."
+        why = "It is OWNER/NAME, followed by @REVISION where it is not main."
         raise ModelFileError(f"'{text}' is no name of the Hub", why, f"Example: {HUB}:Qwen/Qwen3-8B", "SM145")
     return Architecture("transformers", match[1], given, options, match[2] or "main")
 
@@ -271,7 +271,7 @@ def _items(content: Any) -> Iterator[tuple[str, Any]]:
 def _check(path: str, key: str, value: Any) -> None:
     what = f"{path}: a model that is not built"
     if key == "auto_map" and value:
-        why = "'auto_map' names Python code beside the weights, which would have to run. staticmem runs none."
+        why = "'auto_map' names Python code beside the weights, which would need to run. staticmem runs none."
         hint = "Write a function that builds the model: staticmem export file.py:FUNCTION -o model.pt2"
         raise ModelFileError(what, why, hint, "SM147")
     if key == "quantization_config" and value:

@@ -49,7 +49,7 @@ CALLS_DIFFER = Note(
     "warning",
     "SM388",
     "the code does not run the same in each call (it counts its calls, or keeps more after each): the figure is of the "
-    "second call, and the band reaches to what another of the first six takes; calls behind them may take more",
+    "second call, and the band reaches to what another of the first six takes; later calls may take more",
 )
 _LONGEST_WORD = 100  # characters of the op in the names of its results
 

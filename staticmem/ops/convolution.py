@@ -77,7 +77,7 @@ def convolution(
     numbers = (stride, tuple([t // 2 for t in total]), dilation, groups, transposed)
     extra = pair(output_padding, rank)
     if min((*stride, *dilation), default=1) < 1:  # `ConvParams::check`, aten/src/ATen/native/Convolution.cpp
-        raise ValueError(f"stride {list(stride)} and dilation {list(dilation)} of a convolution have to be positive")
+        raise ValueError(f"stride {list(stride)} and dilation {list(dilation)} of a convolution must be positive")
     for size, k, s, p, d, o in zip(input.shape[2:], kernel, stride, total, dilation, extra, strict=True):
         if transposed:
             spatial.append((size - 1) * s - p + d * (k - 1) + o + 1)

@@ -36,7 +36,7 @@ class SessionOptions:
     graph_optimization_level: str = option(
         "all", SESSION, "choice", "LEVEL", "what the runtime does to the graph", flag="--optimization",
         choices=("disable", "basic", "extended", "layout", "all"),
-        details="Unless it is `disable`, the graph of the file is not the one that is executed, and the report says so",
+        details="Unless it is `disable`, the graph of the file is not the one that is executed, which the report notes",
     )
     intra_op_num_threads: int = option(
         1, SESSION, "whole", "N", "intra_op_num_threads", flag="--threads", unset="16",

@@ -33,7 +33,7 @@ FAILURES: child.Failures = {
     ),
     "graph": Failure(
         "the graph of the model cannot be exported", "{message}.",
-        "An analysis records the code and needs no graph: give 'staticmem analyze' this name in place of a file.",
+        "An analysis records the code and needs no graph: give 'staticmem analyze' this name instead of a file.",
         "SM148",
     ),
     "refused": Failure("{name}: a model that is not built", "{message}.", "Check the config and the options.", "SM147"),

@@ -93,7 +93,7 @@ def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
     except ModelFileError as error:
         if document is None:
             error.why += f". {NEITHER}: {unrecorded.why}" if unrecorded is not None else ""
-            error.hint = "Its forward has to run on tensors without data: a branch must not depend on their contents."
+            error.hint = "Its forward must run on tensors without data: a branch must not depend on their contents."
             raise
         return alone(document, request.kind, error), [*lines_of(document, _axes_of_tensors(request)), no_graph(error)]
     if document is None:

@@ -40,7 +40,7 @@ FAILURES: child.Failures = {
     ),
     "missing": Failure(
         "{name} is not on the Hub", "{message}.",
-        "Check the name. A private or gated one needs a token (hf auth login, or HF_TOKEN); a path has to exist.",
+        "Check the name. A private or gated one needs a token (hf auth login, or HF_TOKEN); a path must exist.",
         "SM415",
     ),
     "memory": Failure("{name} has headers that take too much memory", "{message}.", "Give its config.json.", "SM415"),

@@ -51,7 +51,7 @@ def model_of(model: object, inputs: Sequence[Any] | None) -> tuple[ModelFile, in
         raise UsageError(f"{model.__name__} is not a model", why, hint, code=CODE)
     raise UsageError(
         f"{type(model).__name__} is not a model",
-        "It has to be a path, an onnx.ModelProto, an ExportedProgram, an nn.Module or a GraphModule.",
+        "It must be a path, an onnx.ModelProto, an ExportedProgram, an nn.Module or a GraphModule.",
         "Example: staticmem.analyze(model, (torch.empty(8, 3, 224, 224, device='meta'),), optimizer='adam')",
         code=CODE,
     )

@@ -109,7 +109,7 @@ def record(
         return of_inference
     assert last is not None
     reason = next((line.strip() for line in str(last).splitlines() if line.strip()), type(last).__name__)
-    hint = "Its forward has to run on tensors without data: a branch must not depend on their contents."
+    hint = "Its forward must run on tensors without data: a branch must not depend on their contents."
     if isinstance(last, gpu.UnrecordedGradientError):
         hint = "Take gradients of x.detach().requires_grad_() by torch.autograd.grad, or with create_graph=True."
     raise ModelFileError(

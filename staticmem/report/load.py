@@ -167,6 +167,4 @@ def _word(text: str, path: str, where: str) -> None:
 
 def _wrong(path: str, where: str, wanted: str, data: Any) -> UsageError:
     hint = "Write it again with staticmem analyze MODEL -o FILE.json."
-    return UsageError(
-        f"{path} is not a report", f"'{where or 'it'}' is {data!r:.40}; it has to be {wanted}.", hint, CODE
-    )
+    return UsageError(f"{path} is not a report", f"'{where or 'it'}' is {data!r:.40}; it must be {wanted}.", hint, CODE)

@@ -459,7 +459,7 @@ class Report(Shown):
             UsageError: there is no such card (SM402), or the report was read from a file or sent by another process.
         """
         if self.verdict_on is None:
-            why = "It has the figures of its own GPU alone, and not the graph."
+            why = "It has the figures of its GPU alone, and not the graph."
             raise UsageError(
                 "this report cannot be asked for other GPUs", why, "Use that of `staticmem.analyze`.", "SM136"
             )

@@ -71,7 +71,7 @@ def searcher(pattern: str, names: Iterable[str], flag: str = "--freeze") -> Call
             raise UsageError(
                 f"{flag} '{pattern}' would take too long",
                 f"Python tries more than {STEPS:,} ways to match it with names such as '{name:.60}'.",
-                "Repeat nothing that is repeated already: 'a+' in place of '(a+)+', one '.*' in place of '.*.*'.",
+                "Repeat nothing that is repeated already: 'a+' instead of '(a+)+', one '.*' instead of '.*.*'.",
                 code="SM162",
             ) from None
     return re.compile(pattern).search

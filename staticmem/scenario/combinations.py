@@ -404,7 +404,7 @@ FIT: Table = {
 }
 SIZE: Table = {
     Combination(MAX_DIM, (side("no_batches"), GLOBAL_BATCH), "SM199", "{one} with {other}"): (
-        "The search makes the dimension larger at one batch, in place of the search of batches.",
+        "The search makes the dimension larger at one batch, instead of the search of batches.",
         "Leave one of them out: --max-dim, or {other}.",
     ),
     Combination(GLOBAL_BATCH, (side("batch"), STRATEGY, DEVICES, side("accumulate")), "SM135", "{one} with {other}"): (

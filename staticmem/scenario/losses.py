@@ -139,7 +139,7 @@ def _term(output: str, text: str) -> Term:
     if not output:
         raise _wrong(f"--loss '={text[:60]}' names no output", "A name, or a number from 0, stands before the '='.")
     if at and (not target or re.search(r"[,+=*@]", target)):
-        raise _wrong(f"--loss {output[:60]}: no target is named '{target[:60]}'", "A name stands behind the '@'.")
+        raise _wrong(f"--loss {output[:60]}: no target is named '{target[:60]}'", "A name stands after the '@'.")
     if kind not in KINDS:
         what = f"--loss {output[:60]}={text[:60]}: '{kind[:60]}' is no loss of a single output"
         raise _wrong(what, f"Those are {', '.join(KINDS)}.", closest(kind, KINDS))

@@ -43,7 +43,7 @@ PRESETS: dict[str, Preset] = {
             ),
             "outputs": Default("dropped", "trainer.py, `compute_loss` returns the loss alone"),
             "float32_outputs": Default(True, "its accelerator prepares the model: as in `accelerate`"),
-            "zero_grad": Default("first", "trainer.py: `model.zero_grad()` behind `optimizer.step()`"),
+            "zero_grad": Default("first", "trainer.py: `model.zero_grad()` after `optimizer.step()`"),
         },
     ),
     "accelerate": Preset(
@@ -53,7 +53,7 @@ PRESETS: dict[str, Preset] = {
             "loss": Default(OF_TRANSFORMERS, "examples/nlp_example.py: `loss = outputs.loss`"),
             "outputs": Default("held", "the same: `outputs = model(**batch)`"),
             "float32_outputs": Default(True, "accelerator.py, `prepare_model`: `convert_outputs_to_fp32`"),
-            "zero_grad": Default("first", "examples/nlp_example.py: `zero_grad()` behind `optimizer.step()`"),
+            "zero_grad": Default("first", "examples/nlp_example.py: `zero_grad()` after `optimizer.step()`"),
         },
     ),
     "lightning": Preset(
@@ -62,7 +62,7 @@ PRESETS: dict[str, Preset] = {
             "clip_grad_norm": Default(False, "pytorch/trainer/trainer.py, `gradient_clip_val` = None"),
             "outputs": Default("dropped", "`training_step` returns the loss, and its variables end with it"),
             "zero_grad": Default(
-                "after-forward", "pytorch/loops/optimization/automatic.py, `Closure.closure`: behind `training_step`"
+                "after-forward", "pytorch/loops/optimization/automatic.py, `Closure.closure`: after `training_step`"
             ),
         },
     ),
@@ -75,7 +75,7 @@ PRESETS: dict[str, Preset] = {
             "loss": Default("linear-cross-entropy", "the same, `loss`: LinearCrossEntropyLoss"),
             "clip_grad_norm": Default(False, "the same, `clip_grad_norm: null`"),
             "outputs": Default("dropped", "recipes/full_finetune_single_device.py, `_loss_step`: `del outputs`"),
-            "zero_grad": Default("first", "the same: `zero_grad` behind `optimizer.step()`"),
+            "zero_grad": Default("first", "the same: `zero_grad` after `optimizer.step()`"),
         },
     ),
 }

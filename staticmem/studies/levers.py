@@ -277,7 +277,7 @@ def optimizer_levers(study: Study) -> Iterator[Lever]:
         fits = not other.endswith("-8bit") or other == f"{optimizer}-8bit" or not other.startswith("adam")
         if other in OPTIMIZERS and other != optimizer and fits:
             options = {**plain, "optimizer": other, "optimizer_impl": "foreach", "compile_optimizer": False}
-            yield Lever(f"{other} in place of {optimizer}", options, TRAINING)
+            yield Lever(f"{other} instead of {optimizer}", options, TRAINING)
     if optimizer == "sgd" and request.momentum:
         yield Lever("sgd without momentum", {**plain}, TRAINING)
 

@@ -136,7 +136,7 @@ class Study:
         strategy = facts_of(self.request.parallel)
         if self.request.compiles or (strategy is not None and strategy.runs_parts):
             other = "--compile" if self.request.compiles else f"--parallel {self.request.parallel}"
-            return AUTO, f"{asked}, but for the copy of scores in float32 of its models: not covered with {other}"
+            return AUTO, f"{asked}, except the copy of scores in float32 of its models: not covered with {other}"
         text = f"which is causal-lm: {list(shape)} are scores of tokens, which its models cast to float32 (T5's do not)"
         return CAUSAL_LM, f"{asked}, {text}"
 

@@ -94,7 +94,7 @@ def read(path: str) -> Crash:
     messages = _MESSAGE.findall(data.decode("utf-8", "replace"))
     crash = of_message(messages[-1]) if messages else None
     if crash is None:
-        raise _no_error(path, "It has no line with 'CUDA out of memory. Tried to allocate' and the sizes behind it")
+        raise _no_error(path, "It has no line with 'CUDA out of memory. Tried to allocate' and the sizes after it")
     return crash
 
 

@@ -5,6 +5,7 @@ Refresh the examples: pytest tests/cli/test_docs.py --overwrite-golden
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import re
@@ -84,6 +85,22 @@ def test_readme_claims_the_accuracy_that_was_measured() -> None:
     claimed = {float(figure) for figure in re.findall(r"(\d+(?:\.\d+)?) %", section)}
     assert len(claimed) > 5
     assert claimed <= known | {float(round(figure)) for figure in known}
+
+
+def test_messages_are_in_plain_words() -> None:
+    """No text of the package but docstrings, no code and no line of README has a phrase that readers stumbled over."""
+    found = re.compile(r"\b(but for|says? so|in place of|has to|have to|of its own|behind)\b")
+    texts = {"codes.yaml": (ROOT / "staticmem" / "cli" / "codes.yaml").read_text(encoding="utf-8")}
+    texts["README.md"] = README.read_text(encoding="utf-8")
+    for path in (ROOT / "staticmem").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts |= {
+            f"{path.name}:{node.lineno}": node.value
+            for parent in ast.walk(tree)
+            for node in ast.iter_child_nodes(parent)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and not isinstance(parent, ast.Expr)
+        }
+    assert [(place, match[0]) for place, text in texts.items() for match in found.finditer(text)] == []
 
 
 def test_flags_in_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:

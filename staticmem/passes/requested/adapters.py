@@ -170,7 +170,7 @@ def _no_match(layers: Sequence[Layer], lora: Lora) -> UsageError:
     names = sorted({layer.path.rpartition(".")[2] for layer in layers})
     asked = lora.pattern or "+".join(lora.targets)
     if not names:
-        why, hint = "The graph has no linear layer that runs as a module of its own.", "Leave --lora out."
+        why, hint = "The graph has no linear layer that runs as its own module.", "Leave --lora out."
     elif lora.targets == (ALL_LINEAR,):
         why, hint = "The graph has no linear layer besides its output head.", "Leave --lora out."
     else:
@@ -459,6 +459,6 @@ def _copy_modules(graph: Graph, modules: Sequence[str], names: set[str]) -> Grap
     if not copies:
         leaves = sorted({op.modules[-1].path.rpartition(".")[2] for op in ops if op.modules} - {""})
         hint = did_you_mean(modules[0], leaves)
-        why = "No module of that name runs with parameters of its own."
+        why = "No module of that name runs with its own parameters."
         raise UsageError(f"--lora save={'+'.join(modules)} names no module", why, hint, code="SM187")
     return replace(graph, ops=tuple(ops), parameters=(*graph.parameters, *copies.values()))

@@ -48,7 +48,7 @@ def replace_norms(graph: Graph, asked: object = None) -> tuple[Graph, Sequence[N
     if not replaced:
         raise UsageError(
             "--inplace-abn finds no batch norm to replace",
-            "It takes the place of a batch norm and the ReLU, leaky ReLU or ELU that alone reads its result, behind a "
+            "It takes the place of a batch norm and the ReLU, leaky ReLU or ELU that alone reads its result, after a "
             "convolution, a linear layer, a sum or a concatenation that nothing else reads.",
             "Leave --inplace-abn out.",
             code="SM138",

@@ -76,7 +76,7 @@ def unfold_batch_norms(graph: Graph, asked: object = None) -> tuple[Graph, Seque
         return graph, ()
     still_read = {name for op in ops for name in op.refs()}
     gone = dropped - still_read
-    text = "batch norms were put back behind convolutions with a bias, whose bias they replace (--unfold-batchnorm)"
+    text = "batch norms were put back after convolutions with a bias, whose bias they replace (--unfold-batchnorm)"
     unfolded = replace(
         graph,
         ops=tuple(ops),

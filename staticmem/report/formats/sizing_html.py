@@ -254,7 +254,7 @@ def _confidence(sizing: Sizing) -> str:
     lead = " ".join(esc(text) for text in facts)
     body = f"<p>{lead}</p><h3>Assumptions</h3><ul class='notes'>{notes}</ul>"
     body += f"<h3>Not included</h3><ul class='notes'>{left}</ul>"
-    body += "<p><small>* a figure of the GPU has no source of its own, or was not compared with one.</small></p>"
+    body += "<p><small>* a figure of the GPU has no source, or was not compared with one.</small></p>"
     return section("confidence", "How sure this is", body)
 
 

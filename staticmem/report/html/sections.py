@@ -148,7 +148,7 @@ def owner_section(report: Report, view: View) -> str:
     body = template(
         "icicle.html", id="owners-icicle", label="Memory at the peak by owner", summary="As tables", table=grid
     )
-    lead = "From left to right: the process, the owners that would have to let go, the modules that their memory is of."
+    lead = "From left to right: the process, the owners that would need to let go, the modules that their memory is of."
     return section("owners", "By owner", body, lead)
 
 

@@ -203,7 +203,7 @@ class Steps:
         if kind == "sum":
             return output.sum()
         if kind == "outputs":
-            raise NotRunnableError("--loss outputs has gradients of its own for the outputs, and no loss to run")
+            raise NotRunnableError("--loss outputs has its own gradients for the outputs, and no loss to run")
         if kind == "cross-entropy" and output.ndim == 3:
             return F.cross_entropy(output.flatten(0, 1), self.targets[target].flatten())
         if kind in _LOSSES:

@@ -178,7 +178,7 @@ def _notes(prediction: Predicted, read: TorchReadings, device: str) -> list[Note
             text = "attention is the math kernel without dropout on both sides: the CPU does not have those of CUDA"
             notes.append(Note("assumption", "SM229", text))
         if prediction.scenario.amp is not None:
-            text = "autocast of the CPU has lists of ops of its own: casts can differ from those on CUDA"
+            text = "autocast of the CPU has its own lists of ops: casts can differ from those on CUDA"
             notes.append(Note("warning", "SM229", text))
         if read.scalars:
             text = "numbers of the optimizer that are the CPU's on a machine with a GPU too were not counted"
