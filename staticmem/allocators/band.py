@@ -74,7 +74,7 @@ class Replays:
             pools: of processes with the same calls.
         """
         self.process, self._nominal, self._settings, self._total = process, nominal, settings, total
-        self._pools = pools
+        self._given_pools = pools
         self._jitters = list(jitters(JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG))
         # replays in all: the jitters, and behind them all workspaces at their least, and at their most
         self._count = len(self._jitters) + (2 if process.bounds else 0)
@@ -120,13 +120,17 @@ class Replays:
         )
 
     def some_reserves(self, too_much: Callable[[int], bool], room: int) -> bool:
-        """Whether a replay reserves too much, the nominal one included: those with the most bytes come first, and none
-        follows one that does. What is too much is so for any number that is larger, and for all beyond `room`: the
-        large pool alone may be, which is known before the nominal replay."""
+        """Whether a replay reserves too much, the nominal one included: the one that did so the last time comes first,
+        then those with the most bytes, and none follows one that does. What is too much is so for any number that is
+        larger, and for all beyond `room`: the large pool alone may be, which is known before the nominal replay."""
         largest_first = sorted(range(len(self._jitters)), key=lambda index: -self._jitters[index][0])
-        order = (largest_first[0], *range(self._count - 1, len(self._jitters) - 1, -1), *largest_first[1:])
-        if self._is_quick and any(self._reserve_large(index, room) > room for index in order):
-            return True
+        order = [largest_first[0], *range(self._count - 1, len(self._jitters) - 1, -1), *largest_first[1:]]
+        order.sort(key=self._pools.last_beyond.__ne__)
+        if self._is_quick:
+            beyond = next((index for index in order if self._reserve_large(index, room) > room), None)
+            if beyond is not None:
+                self._pools.last_beyond = beyond
+                return True
         return too_much(self.nominal_reserved[0]) or any(too_much(self._reserve(index)) for index in order)
 
     @cached_property
@@ -143,7 +147,7 @@ class Replays:
             return self._nominal.peak_reserved, self._nominal.small
         process = self.process
         sizes = [(nbytes + MIN_BLOCK - 1) & -MIN_BLOCK for nbytes in process.sizes]
-        large, small = reserve((self._pools or Pools()).joined_calls(process), sizes, streams=process.streams)
+        large, small = reserve(self._pools.joined_calls(process), sizes, streams=process.streams)
         return large + small, small
 
     @property
@@ -168,8 +172,12 @@ class Replays:
         return segments
 
     @cached_property
+    def _pools(self) -> Pools:
+        return self._given_pools or Pools()
+
+    @cached_property
     def _of_large_pool(self) -> tuple[LargePool, JitteredSizes]:
-        pool = (self._pools or Pools()).large(self.process)
+        pool = self._pools.large(self.process)
         return pool, JitteredSizes(self.process, pool.ids)
 
     def _outcome(self, index: int) -> _Outcome:
@@ -204,6 +212,7 @@ class Pools:
     MOST = 8  # that are kept, some 50 KiB each for a step of a thousand ops
 
     def __init__(self) -> None:
+        self.last_beyond = -1  # the replay that reserved too much
         self._large: Recent[tuple[Process, LargePool]] = Recent(self.MOST)
         self._joined: Recent[tuple[Process, list[int]]] = Recent(self.MOST)
 

@@ -194,7 +194,7 @@ class SharedReplays:
         """The replays of a process with PyTorch's default settings: all that they look at is in their key. The process
         that is kept with them holds its calls, so that no others have their place in memory."""
         if len(process.calls) > self.CALLS:
-            return Replays(process, None, pools=self.pools)
+            return Replays(process, None)
         bounds = tuple(process.bounds.items()), tuple(process.strays.items())
         key = id(process.calls), process.sizes, process.scales, bounds
         replays = self._replays.get(key)

@@ -30,7 +30,7 @@ from staticmem.studies.position_tables import PositionError
 from staticmem.studies.sizing_search import BATCH, GrownSize, last, last_of_few_ops, rungs
 from staticmem.studies.structure import Affine, Core, curves, take_apart
 
-USUAL_SHARE = 0.8  # of the batches that live tensors alone allow: what bands leave, for the first card of a kind
+USUAL_SHARE = 0.75  # of the batches that live tensors alone allow: what bands leave of them, where a search begins
 ROUNDS = 8  # of solving and running again at the solution: two are enough where there is one structure
 
 
@@ -123,7 +123,7 @@ class LargestBatches:
 
     def safe(self, card: Gpu) -> int:
         """The largest batch that "fits"; 0 where none does."""
-        return self._last_on_line(self._live_bound(card, TIGHT), self.between.safe, card)
+        return self._last_on_line(self._live_bound(card, TIGHT), self.between.safe, card, share=USUAL_SHARE)
 
     def tried(self, card: Gpu) -> int | None:
         """A batch that "fits", where neither of the next two rungs does: at most an eighth below `safe`, for a part of
@@ -327,23 +327,25 @@ class LargestBatches:
 
     # -- verdicts ------------------------------------------------------------------------------------------------
 
-    def _last_on_line(self, bound: int, judge: Callable[[Request, Gpu], bool], card: Gpu, least: int = 0) -> int:
+    def _last_on_line(
+        self, bound: int, judge: Callable[[Request, Gpu], bool], card: Gpu, least: int = 0, share: float = 1.0
+    ) -> int:
         """`_last`, by steps on a line: the one of the batch that is found is run. Where that is another, all are."""
         self._widen_line()
-        batch = self._last(bound, lambda batch: self._holds(judge, batch, card), least)
+        batch = self._last(bound, lambda batch: self._holds(judge, batch, card), least, share)
         if batch <= least or self.between.confirms(self.at(batch), judge == self.between.safe):
             return batch
-        return self._last_on_line(bound, judge, card, least)
+        return self._last_on_line(bound, judge, card, least, share)
 
     def _widen_line(self) -> None:
         if self.structure is not None:
             self.between.widen(self.structure.low, self.structure.high)
 
-    def _last(self, bound: int, allows: Callable[[int], bool], least: int = 0) -> int:
+    def _last(self, bound: int, allows: Callable[[int], bool], least: int, share: float) -> int:
         """The last batch in (least, bound] that is allowed, where the next one is not; `least`, which is known to be,
-        where none is."""
+        where none is. It is looked for from this share of the bound on."""
         values = [batch for batch in self.values if least < batch <= bound]
-        at = last(values, allows, len(values) - 1)
+        at = last(values, allows, bisect_right(values, share * bound) - 1)
         if at < 0 and not least:
             return 0
         low = values[at] if at >= 0 else least
