@@ -350,6 +350,8 @@ class StepRun:
         trace.replaced_by.update({old.storage.id: (roots[0].storage.id,) for old, _ in previous.held})
         e.close_scope()
         self.interpreter.forget_outputs()
+        if leaves_before.held:
+            self._forget_leaves(leaves_before)
         for owner in (previous, leaves_before, graph_before, *self.gradients_of_leaves):
             e.release(owner)
         e.release(e.autocast_owner)
@@ -377,11 +379,22 @@ class StepRun:
             feature.end_backward()
         if self.in_function:
             free_graph(e, roots)
+            if self.interpreter.made_leaves.held:
+                self._forget_leaves(self.interpreter.made_leaves)
             for owner in (*self.owners_of_graph(), *(() if self.keeps_loss else (self.loss,))):
                 e.release(owner)
         e.grad_enabled = False
         trace.op = -1
         return outputs
+
+    def _forget_leaves(self, of_graph: Owner) -> None:
+        """The graph of a loss ends, with the nodes that gather the gradients of its leaves. The histories of attributes
+        may have some of them."""
+        attributes = self.interpreter.attributes.values()
+        kept = leaves_below([tensor for owner in attributes for tensor, _ in owner.held])
+        for leaf, _ in of_graph.held:
+            if leaf.accumulate is not None and id(leaf) not in kept:
+                self.e.forget(leaf.accumulate)
 
     def _backward(self, losses: Sequence[Tensor]) -> None:
         """`loss.backward()`: Python holds the root gradient, and with a scaler the scaled loss, until it returns."""

@@ -127,6 +127,18 @@ def test_variables_of_the_loop(module: Any, does: str, flags: str, saved: int) -
     assert [(row.does, row.flags, row.saved_bytes) for row in rows] == [(does.replace("x,", "input,"), flags, saved)]
 
 
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"let_go": "loss@loop"}])
+def test_leaves_end_with_the_graph_of_their_loss(options: dict[str, Any]) -> None:
+    """Those of a micro-batch when the next has its loss, those of a loss that the loop deletes right away."""
+    trace = study(record(Leaf(), (torch.zeros(64, 64),)), batch=64, optimizer="adam", **options).lifetimes.trace
+    *_, end = [start for name, start in trace.phases if name in ("backward", "optimizer")]
+    *_, last = [start for name, start in trace.phases if name == "forward"]
+    first = last if "accumulate" in options else end
+    made = [b for b in trace.buffers if b.category == "activation" and b.born < first and b.nbytes == 64 * 256 * 4]
+    assert made
+    assert all(b.died is not None and b.died < end for b in made)
+
+
 def test_a_graph_alone_knows_the_variables_of_its_loop() -> None:
     with pytest.raises(UsageError, match="needs a recording"):
         staticmem.analyze(BLOCKS, batch=4, optimizer="adam", let_go=("loss@loop", "x"))
