@@ -87,6 +87,11 @@ class RecordedModel:
             self.input_embeddings = paths, fields.boolean(embeddings["require_grad"])
             self.asked_of_gpu = [fields.text(name) for name in fields.items(self.document.get("asked_of_gpu", []))]
             self.loss_function = fields.text(self.document.get("loss_function", ""))
+            self.inputs_of_mode = {
+                fields.text(name): fields.boolean(training)
+                for name, training in fields.mapping(self.document.get("inputs_of_mode", {})).items()
+            }
+            self.own_loss = self._own_loss()
             self.sizes = traced_sizes.of_content(self.document["sizes"])
             of_training = {**self.document["sizes"], "conditions": self.document.get("training_conditions", [])}
             self.training_sizes = traced_sizes.of_content(of_training)
@@ -103,6 +108,18 @@ class RecordedModel:
         if size not in self.symbols:
             raise ValueError(f"an input has the size {size!r}, which is no symbol")
         return fields.text(size)
+
+    def _own_loss(self) -> str:
+        """What reports say of the loss in training of a model that has one of its own; "" of any other."""
+        reason = fields.text(self.document.get("unlabelled", ""))
+        if reason:
+            return f"loss: not that of {self.document['model']} itself, which cannot be recorded ({reason[:300]})"
+        if not fields.boolean(self.document.get("own_loss", False)):
+            return ""
+        text = f"loss: that of {self.document['model']} itself, from labels that go in (--loss changes it)"
+        if fields.boolean(self.document.get("use_cache", False)):
+            text += "; its outputs have keys and values, as use_cache of its config says (,use_cache=no changes it)"
+        return text
 
 
 def _fixed(model: RecordedModel, axis: str) -> str:
@@ -247,6 +264,7 @@ class _Program:
         unread = {self.stacks[call][-1]: values for call, values in of_calls.items()}
         lasting = tuple(self.names[fields.size(v)] for v in fields.items(program.get("lasting", [])))
         loss = fields.boolean(document["loss"]) and self.training
+        of_mode = tuple(value for value in inputs if model.inputs_of_mode.get(value.name) in (None, self.training))
         shapes = [self.shape(shape) for shape in fields.items(program.get("output_shapes", []))]
         if shapes and len(shapes) != len(outputs):
             raise ValueError(f"{len(outputs)} outputs have {len(shapes)} shapes")
@@ -259,7 +277,7 @@ class _Program:
             self.unused(program.get("unused", []), ops),
         )  # fmt: skip
         return Graph(
-            name=model.path, format=model.format, producer=model.producer, inputs=inputs, parameters=parameters,
+            name=model.path, format=model.format, producer=model.producer, inputs=of_mode, parameters=parameters,
             buffers=buffers, ops=ops, outputs=outputs, values=self.values, notes=tuple(self.notes), recorded=recorded,
             output_names=called if len(called) == len(outputs) else (),
         )  # fmt: skip

@@ -15,6 +15,7 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `replaced` | of open sizes that the code fixed, or found equal to others, after ops that have them: what they are |
 | `bounds` | of a size that is in the data: `[shape, op]`, it is at most the number of elements of that shape |
 | `inputs` | `[name, dtype, shape]`; shapes have integers and expressions of symbols as text |
+| `inputs_of_mode` | those that go in in training (true) or inference (false) alone, as labels |
 | `parameters` | `[shared, name, shape, dtype, requires_grad, same]` |
 | `buffers` | the same |
 | `targets` | ATen targets, which ops name by their index |
@@ -25,6 +26,9 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `input_embeddings` | of transformers: `paths` of what `enable_input_require_grads()` hooks, `require_grad`: it was |
 | `files` | of the code: paths from the folder of the model's file. Older recordings lack this and the next two keys |
 | `lines`, `names` | of the code that `unused` is about: `[file, number, function]`, and what variables are called |
+| `use_cache` | of transformers: the outputs of training have keys and values of the tokens |
+| `own_loss` | of transformers: the loss is the one that the model computes from labels |
+| `unlabelled` | of transformers: why its own loss could not be recorded |
 | `asked_of_gpu` | functions that told the code which GPU it runs on, with the answers of an H100 (older lack it) |
 
 The name of a parameter begins with as many components of the name before as `shared` says; `same` is the index of the

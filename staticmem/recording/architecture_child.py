@@ -12,7 +12,7 @@ import inspect
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +37,9 @@ class Built:
     kwargs: dict[str, Any] = field(default_factory=dict)
     axes: list[dict[int, str]] = field(default_factory=list)
     loss: Callable[[Any], Any] | None = None
+    of_mode: dict[str, bool] = field(default_factory=dict)  # as `Loop.inputs`
+    begin: Callable[[bool], None] = lambda training: None  # as that of `Loop`
+    uses_cache: bool = False  # in training
 
     def add(self, name: str, dtype: Any, sizes: list[tuple[str, int]]) -> None:
         """An input by keyword; each axis with its name, "" where it stays as it is."""
@@ -44,6 +47,13 @@ class Built:
 
         self.kwargs[name] = torch.zeros([n for _, n in sizes], dtype=dtype, device="meta")
         self.axes.append({axis: title for axis, (title, _) in enumerate(sizes) if title})
+
+    def of_all_modes(self) -> tuple[dict[str, Any], list[dict[int, str]]]:
+        """The inputs by keyword, and the axes of all, without what goes in in training alone."""
+        kwargs = {name: value for name, value in self.kwargs.items() if not self.of_mode.get(name)}
+        by_position = self.axes[: len(self.args)]
+        named = zip(self.kwargs, self.axes[len(self.args) :], strict=True)
+        return kwargs, [*by_position, *(axes for name, axes in named if name in kwargs)]
 
 
 class Example:
@@ -93,25 +103,38 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
 def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
     from staticmem.frontends.recording_format import pack
     from staticmem.recording.export import ExportRequest, graph_file
-    from staticmem.recording.record import record
 
     built.module.train(job.get("train", True))
     lines: list[str] = []
     try:
         if job["kind"]:
-            request = ExportRequest(
-                built.module, built.args, job["kind"], train=job["train"], loss=built.loss, kwargs=built.kwargs,
-                axes=built.axes,
-            )  # fmt: skip
+            kwargs, axes = built.of_all_modes()
+            request = ExportRequest(built.module, built.args, job["kind"], train=job["train"], kwargs=kwargs, axes=axes)
             data, lines = graph_file(request)
         else:
-            document = record(built.module, built.args, built.kwargs, built.loss, axes=built.axes)
-            data = pack({**document, **_loss_function(built.module)})
+            data = pack({**_recorded(built, job["options"]), **_loss_function(built.module)})
     except StaticmemError as error:
         raise FailedError("graph" if job["kind"] else "run", f"{error.what}: {error.why}") from error
     with open(job["file"], "wb") as file:
         file.write(data)
     return {"lines": lines}
+
+
+def _recorded(built: Built, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The recording; without labels where the forward takes them, and cannot compute its loss on fake tensors."""
+    from staticmem.recording.record import Loop, record
+
+    loop = Loop(built.of_mode, built.begin)
+    try:
+        document = record(built.module, built.args, built.kwargs, built.loss, axes=built.axes, loop=loop)
+    except StaticmemError as error:
+        if not built.of_mode or "labels" in options:
+            raise
+        kwargs, axes = built.of_all_modes()
+        document = record(built.module, built.args, kwargs, axes=axes, loop=Loop(begin=built.begin))
+        document["unlabelled"] = error.why
+    told = {"use_cache": built.uses_cache, "own_loss": document["loss"]}
+    return {**document, **{key: value for key, value in told.items() if value}}
 
 
 def _on_meta(build: Callable[[], Any]) -> Any:
@@ -164,8 +187,6 @@ def _transformers(job: Mapping[str, Any]) -> Built:
 
     whole, options = _read_config(job["config"]), job["options"]
     cls, config = _head(transformers, whole, options.get("head"))
-    for one in {id(c): c for c in (config, config.get_text_config())}.values():
-        one.use_cache = False  # a step of training, or one forward: there is no next token
     dtype = getattr(torch, options["dtype"]) if "dtype" in options else _dtype_of(config, whole)
     chosen = {"attn_implementation": options.get("attention"), "dtype": dtype}
     given = {name: value for name, value in chosen.items() if value is not None}
@@ -175,7 +196,26 @@ def _transformers(job: Mapping[str, Any]) -> Built:
     _widen_as_loading_does(model, config.dtype)
     if options.get("checkpointing") == "yes":
         model.gradient_checkpointing_enable()
-    return _with_inputs(model, config, Example(job), options)
+    built = _with_inputs(model, config, Example(job), options)
+    configs = {id(c): c for c in (config, config.get_text_config())}.values()
+    _set_cache(built, [c for c in configs if hasattr(c, "use_cache")], options.get("use_cache"))
+    return built
+
+
+def _set_cache(built: Built, configs: Sequence[Any], asked: str | None) -> None:
+    """Has the forward give keys and values or not. Where nobody says it, a loop of training is as the config has it:
+    `outputs = model(**batch)` then holds them. A lone forward of inference has none: there is no next token.
+    """
+    usual = [c.use_cache for c in configs]
+    checkpoints = any(getattr(m, "gradient_checkpointing", False) for m in built.module.modules())
+    built.uses_cache = asked == "yes" or (asked is None and any(usual) and not checkpoints)
+
+    def begin(training: bool) -> None:
+        for config, use in zip(configs, usual, strict=True):
+            config.use_cache = asked == "yes" or (asked is None and training and use)
+
+    built.begin = begin
+    begin(False)
 
 
 def _dtype_of(config: Any, whole: Any) -> Any:
@@ -286,10 +326,7 @@ def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str
     else:
         raise FailedError("refused", f"its input '{main}' is not one of those that staticmem knows how to make")
     targets = example.of(f"target_{TOKENS}", tokens[1]) if config.is_encoder_decoder else tokens
-    if options.get("labels") == "yes":
-        _add_labels(built, taken, batch, targets)
-    elif config.is_encoder_decoder and "decoder_input_ids" in taken:
-        built.add("decoder_input_ids", torch.int64, [batch, targets])
+    _add_labels(built, batch, targets, options.get("labels"))
     return built
 
 
@@ -300,15 +337,33 @@ def _channels(model: Any) -> int:
     return next((int(m.in_channels) for m in model.modules() if isinstance(m, torch.nn.Conv2d)), 3)
 
 
-def _add_labels(built: Built, taken: Any, batch: tuple[str, int], tokens: tuple[str, int]) -> None:
+def _add_labels(built: Built, batch: tuple[str, int], tokens: tuple[str, int], asked: str | None) -> None:
+    """What the forward computes its loss from goes in, in training alone where nobody asks for it."""
     import torch
 
-    name = type(built.module).__name__
-    if "labels" not in taken:
+    taken, name = inspect.signature(built.module.forward).parameters, type(built.module).__name__
+    sizes = _sizes_of_labels(built, batch, tokens) if asked != "no" else {}
+    if asked == "yes" and not sizes:
         raise FailedError("option", f"the forward of {name} takes no labels")
-    one_a_sample = name.endswith(("SequenceClassification", "ImageClassification"))
-    built.add("labels", torch.int64, [batch] if one_a_sample else [batch, tokens])
-    built.loss = _loss_of
+    if "decoder_input_ids" in taken and built.module.config.is_encoder_decoder and asked != "yes":
+        built.add("decoder_input_ids", torch.int64, [batch, tokens])
+        built.of_mode |= {"decoder_input_ids": False} if sizes else {}  # from labels the code makes them itself
+    for one, sides in sizes.items():
+        built.add(one, torch.int64, sides)
+        built.of_mode |= {one: True} if asked is None else {}
+    built.loss = _loss_of if sizes else None
+
+
+def _sizes_of_labels(built: Built, batch: tuple[str, int], tokens: tuple[str, int]) -> dict[str, list[tuple[str, int]]]:
+    """The labels of the forward by name: nothing where it has no loss."""
+    taken, name = inspect.signature(built.module.forward).parameters, type(built.module).__name__
+    if "labels" not in taken:
+        return {n: [batch] for n in ("start_positions", "end_positions") if n in taken}
+    if name.endswith(("SequenceClassification", "ImageClassification", "AudioClassification")):
+        return {"labels": [batch]}
+    if name.endswith("SemanticSegmentation"):
+        return {"labels": [batch, *zip(("height", "width"), built.kwargs["pixel_values"].shape[2:], strict=True)]}
+    return {"labels": [batch, tokens]}
 
 
 def _loss_of(result: Any) -> Any:

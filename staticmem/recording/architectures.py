@@ -8,6 +8,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from staticmem import child
@@ -15,7 +16,7 @@ from staticmem.child import Failure, RunError
 from staticmem.errors import UsageError
 from staticmem.files import temporary_folder
 from staticmem.frontends import recording_format as written
-from staticmem.frontends.architectures import Architecture
+from staticmem.frontends.architectures import OPTIONS, Architecture
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.graph import Note
 from staticmem.ir.model_file import ModelFile
@@ -58,22 +59,30 @@ class BuiltModel(RecordedModel):
     """The recording of an architecture, which is recorded again where its code takes another way."""
 
     def __init__(
-        self, architecture: Architecture, sizes: Mapping[str, int] | None = None, others: list[BuiltModel] | None = None
+        self,
+        architecture: Architecture,
+        words: Mapping[str, str],
+        sizes: Mapping[str, int] | None = None,
+        others: list[BuiltModel] | None = None,
     ) -> None:
-        document, notes = document_of(architecture, sizes)
+        """`words` are options of the name by what the step is, beside those that were given."""
+        allowed = {option: word for option, word in words.items() if architecture.package in OPTIONS[option].packages}
+        self.asked = replace(architecture, options={**allowed, **architecture.options})
+        document, notes = document_of(self.asked, sizes)
         super().__init__(architecture.path, document, architecture.package)
-        self.architecture, self.notes = architecture, notes
+        self.architecture, self.words, self.notes = architecture, words, notes
         self.others = [] if others is None else others  # of all recordings of this architecture, in order
         self.others.append(self)
 
-    def at(self, asked: Mapping[str, int], training: bool) -> ModelFile:
-        """The recording that holds at the sizes `asked` (the rest as in the example): this one, another, or a new one
-        with them as its example."""
+    def at(self, asked: Mapping[str, int], training: bool, words: Mapping[str, str]) -> ModelFile:
+        """The recording that holds for a step and at the sizes `asked` (the rest as in the example): this one, another,
+        or a new one with them as its example."""
         sizes = {**self.sizes.example, **{name: size for name, size in asked.items() if name in self.symbols}}
-        for one in (self, *self.others):
-            if one.holds(sizes, training):
-                return one
-        return BuiltModel(self.architecture, sizes, self.others)
+        alike = [one for one in (self, *self.others) if one.words == words]
+        if not alike:  # at the usual sizes first: that one holds for most, and may be kept
+            alike = [BuiltModel(self.architecture, words, None, self.others)]
+        holding = (one for one in alike if one.holds(sizes, training))
+        return next(holding, None) or BuiltModel(self.architecture, words, sizes, self.others)
 
     def holds(self, sizes: Mapping[str, int], training: bool) -> bool:
         """Whether the code takes the way that was recorded."""
@@ -81,15 +90,15 @@ class BuiltModel(RecordedModel):
         return all(one.refusal(sizes) is None for one in asked)
 
 
-def built_model(architecture: Architecture) -> BuiltModel:
-    """The recorded model.
+def built_model(architecture: Architecture, words: Mapping[str, str]) -> BuiltModel:
+    """The recorded model, with options of its name that the step decides (`words`).
 
     Raises:
         ModelFileError: the config is none, or describes a model that is not built (SM145, SM147).
         UsageError: a package is not installed (SM146).
         RunError: the model cannot be built or recorded (SM145 to SM149).
     """
-    return BuiltModel(architecture)
+    return BuiltModel(architecture, words)
 
 
 def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[bytes, list[str]]:

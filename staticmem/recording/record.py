@@ -12,9 +12,9 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -50,7 +50,20 @@ MODES: tuple[Mode, ...] = ((False, None), (True, None), (False, torch.bfloat16),
 MOST_CALLS = 4  # behind the second one: until one is like a call before it
 PARTS = len(MODES) + 1  # of a recording: the modes, and the module cast to 16 bits
 _CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict)
-_NOT_PLAIN = (torch.nn.Module, torch.Tensor, ModuleType, type)
+_NOT_PLAIN = (torch.nn.Module, torch.Tensor, ModuleType, FunctionType, type)
+_DEEPEST = 6  # objects within each other that a result may have: one may name what made it
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What differs between training and inference beside the module's mode: inputs by keyword that go in in one of
+    them alone (training: true), and what is set before the first call."""
+
+    inputs: Mapping[str, bool] = field(default_factory=dict)
+    begin: Callable[[bool], None] = lambda training: None
+
+
+USUAL_LOOP = Loop()
 
 
 def record(
@@ -62,6 +75,7 @@ def record(
     as_given: bool = False,
     axes: Sequence[tracing.Axes] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    loop: Loop = USUAL_LOOP,
 ) -> dict[str, Any]:
     """The document of a recording (`frontends.recording_format`).
 
@@ -91,7 +105,7 @@ def record(
                 known_arithmetic(),
                 known_answers(),
             ):
-                call.loss, call.progress = loss, progress or call.progress
+                call.loss, call.progress, call.loop = loss, progress or call.progress, loop
                 document = call.document(tree_leaves((tuple(args), keywords)), opened)
                 document |= {"asked_of_gpu": sorted(asked_of_gpu)} if asked_of_gpu else {}
         except Exception as error:
@@ -131,6 +145,7 @@ class _Call:
         self.loss: Callable[[Any], torch.Tensor] | None = None
         self.hooked: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters with hooks: the fake one, and the real
         self.progress: Callable[[int, int], None] = lambda done, total: None
+        self.loop = USUAL_LOOP
         self.casts = halved.Casts()  # of the last program
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
 
@@ -157,6 +172,7 @@ class _Call:
                         _reset(tensor, own, need)
                     for m, was in was_training.items():
                         m.training = was and training
+                    self.loop.begin(training)
                     program, reads_casts = self._program(owned, training, amp, casts_are_ops)
                     if not reads_casts:
                         break
@@ -203,7 +219,7 @@ class _Call:
             "symbols": {name: self._range(symbol) for name, symbol in self.symbols.items()},
             "sizes": traced_sizes.content_of(self._sizes(examples, axes)), "bounds": self.sizes.bounds,
             "training_conditions": self._conditions_of_training(), "replaced": replaced,
-            "inputs": inputs,
+            "inputs": inputs, **({"inputs_of_mode": dict(self.loop.inputs)} if self.loop.inputs else {}),
             "parameters": rows.owned((owned_row(*p, p[1].requires_grad) for p in parameters), True),
             "buffers": rows.owned((owned_row(*b, False) for b in buffers), False),
             "targets": list(self.targets), "stacks": rows.stacks(list(self.stacks)),
@@ -289,7 +305,8 @@ class _Call:
         with watch.running(), gpu.autocast(amp):
             if training:
                 note_hooks_of_parameters(watch, self.hooked)
-            result = self.module(*self.args, **self.kwargs)
+            given = {k: v for k, v in self.kwargs.items() if self.loop.inputs.get(k) in (None, training)}
+            result = self.module(*self.args, **given)
             if training and self.loss is not None:
                 result = self.loss(result)
             watch.end_forward()
@@ -443,9 +460,14 @@ def _holders(module: torch.nn.Module) -> list[Any]:
     holders: dict[int, Any] = {id(child): child for child in _modules(module)}
     for child in list(holders.values()):
         for value in child.__dict__.values():
-            if type(getattr(value, "__dict__", None)) is dict and not isinstance(value, _NOT_PLAIN):
+            if _is_plain(value):
                 holders.setdefault(id(value), value)
     return list(holders.values())
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is an object that has attributes of its own, and nothing that others know better."""
+    return type(getattr(value, "__dict__", None)) is dict and not isinstance(value, _NOT_PLAIN)
 
 
 def _modules(module: torch.nn.Module) -> list[torch.nn.Module]:
@@ -556,3 +578,6 @@ def _tensors(result: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
     elif hasattr(result, "__dataclass_fields__"):
         for name in result.__dataclass_fields__:
             yield from _tensors(getattr(result, name), (*path, name))
+    elif _is_plain(result) and len(path) < _DEEPEST:  # as a cache of keys and values
+        for name, item in vars(result).items():
+            yield from _tensors(item, (*path, name))

@@ -29,6 +29,7 @@ class Preset:
 
     library: str
     defaults: Mapping[str, Default]
+    caches: bool = True  # the model's outputs have keys and values where its config says so
 
 
 PRESETS: dict[str, Preset] = {
@@ -45,6 +46,7 @@ PRESETS: dict[str, Preset] = {
             "float32_outputs": Default(True, "its accelerator prepares the model: as in `accelerate`"),
             "zero_grad": Default("first", "trainer.py: `model.zero_grad()` after `optimizer.step()`"),
         },
+        caches=False,  # trainer.py, `config.use_cache = args.use_cache`; training_args.py: False
     ),
     "accelerate": Preset(
         "accelerate 1.15",

@@ -30,8 +30,10 @@ from staticmem.passes.pipeline import Pass
 from staticmem.passes.variables.unseen_code import has_unseen_code
 from staticmem.report.build import Sources, build
 from staticmem.report.model import Report
+from staticmem.scenario.checkpointing import NO_CHECKPOINTS
 from staticmem.scenario.compiling import WHOLE
 from staticmem.scenario.losses import AUTO, CAUSAL_LM, HEAD_LOSSES, OF_TRANSFORMERS
+from staticmem.scenario.presets import PRESETS
 from staticmem.scenario.request import OPTIONS, Request
 from staticmem.scenario.step import HELD, Scenario
 from staticmem.scenario.strategies import facts_of
@@ -84,7 +86,8 @@ class Study:
                 return cls(open_model(path), request)
             from staticmem.recording.architectures import built_model  # late: most models are files
 
-            return cls(_choose_recording(built_model(architecture), request), request)
+            words = _words_of(request, request.scenario()[0])
+            return cls(_choose_recording(built_model(architecture, words), request), request)
         from staticmem.recording.objects import model_of
 
         exported, batch = model_of(model, inputs)
@@ -107,6 +110,10 @@ class Study:
     def _scenario(self) -> tuple[Scenario, list[Note]]:
         """The scenario as asked, with the loss that its model has."""
         scenario, notes = self._asked
+        own_loss = getattr(self.model, "own_loss", "")
+        if scenario.training and own_loss:
+            loss = AUTO if scenario.loss == OF_TRANSFORMERS else scenario.loss
+            return replace(scenario, loss=loss), [*notes, Note("assumption", "SM330", own_loss)]
         # the code of such a model computes `ForCausalLMLoss` from labels, as every trainer has it do
         has_causal_loss = getattr(self.model, "loss_function", "") == "ForCausalLM"
         by_itself = scenario.loss == AUTO and scenario.training and has_causal_loss
@@ -440,8 +447,24 @@ def _choose_recording(model: ModelFile, request: Request) -> ModelFile:
         sides = spec.resolution_of(tuple(dims))
         if request.image_size is not None and sides is not None:
             sizes |= dict(zip(sides, request.image_size, strict=True))
-    resized: ModelFile = again(sizes, request.scenario()[0].training)
+    scenario = request.scenario()[0]
+    resized: ModelFile = again(sizes, scenario.training, _words_of(request, scenario))
     return resized
+
+
+def _words_of(request: Request, scenario: Scenario) -> dict[str, str]:
+    """The options of a name that the step decides where nobody gives them: whether labels go in, and keys and values
+    come out."""
+    words = {}
+    strategy = facts_of(request.parallel)
+    by_itself = scenario.loss in (AUTO, OF_TRANSFORMERS) and not (strategy is not None and strategy.runs_parts)
+    if scenario.training and not by_itself:
+        words["labels"] = "no"
+    preset = PRESETS[request.preset] if request.preset is not None else None
+    checkpoints = request.checkpoint not in ((), NO_CHECKPOINTS)
+    if scenario.training and (checkpoints or (preset is not None and not preset.caches)):
+        words["use_cache"] = "no"
+    return words
 
 
 def _other_gpu(asked: Sequence[str], card: Gpu) -> list[Note]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ from staticmem.child import FailedError, RunError, environment
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
+from staticmem.frontends.architectures import Architecture
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.recording import architecture_child, architectures, kept
 from staticmem.studies import Request, Study
@@ -359,3 +361,114 @@ def test_spectrograms_have_the_sizes_of_the_config() -> None:
         built = architecture_child._with_inputs(Model(), config, example, {})
         assert tuple(built.kwargs["input_values"].shape) == shape
         assert built.axes == [axes]
+
+
+class _Cache:
+    """Keys and values, as an object of its own."""
+
+    def __init__(self, keys: Any) -> None:
+        self.layers = [{"keys": keys}]
+
+
+class _Cached(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A decoder that takes labels, and gives back its keys where its config says so."""
+
+    def __init__(self, use_cache: bool = True) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=use_cache, is_encoder_decoder=False)
+        self.table, self.head = torch.nn.Embedding(500, 64), torch.nn.Linear(64, 500, bias=False)
+
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        hidden = self.table(input_ids)
+        keys = torch.cat([torch.empty(0, device=hidden.device), hidden * 2], dim=0) if self.config.use_cache else None
+        scores = self.head(hidden if keys is None else hidden + keys)
+        result = _Labelled.Output(logits=scores)
+        if keys is not None:
+            result["past_key_values"] = _Cache(keys)
+        if labels is not None:
+            result["loss"] = torch.nn.functional.cross_entropy(scores.float().flatten(0, 1), labels.flatten())
+        return result
+
+
+class _Unlabelled(_Cached):
+    """Its loss reads what labels are."""
+
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        if labels is not None and labels.sum() > 0:
+            raise ValueError("labels")
+        return super().forward(input_ids)
+
+
+def built(module: Any, **options: str) -> architecture_child.Built:
+    with torch.device("meta"):
+        made = architecture_child.Built(module())
+    batch, tokens = ("batch", 4), ("seq", 32)
+    made.add("input_ids", torch.int64, [batch, tokens])
+    architecture_child._add_labels(made, batch, tokens, options.get("labels"))
+    architecture_child._set_cache(made, [made.module.config], options.get("use_cache"))
+    return made
+
+
+def recorded(module: Any = _Cached, **options: str) -> RecordedModel:
+    return RecordedModel("<m>", architecture_child._recorded(built(module, **options), options), "transformers")
+
+
+def test_labels_go_in_in_training_alone() -> None:
+    """And the model's own loss comes out. An inference of the same recording has neither."""
+    model = recorded()
+    report = Study(model, Request(batch=4, optimizer="sgd")).report
+    assert (report.scenario.loss, report.model.outputs[0].name) == ("recorded", "loss")
+    assert [spec.name for spec in report.model.inputs] == ["input_ids", "labels"]
+    (said,) = [note.text for note in report.assumptions if note.code == "SM330"]
+    assert said.startswith("loss: that of _Cached itself, from labels")
+    assert Study(model, Request(batch=4, optimizer="sgd", loss="transformers")).report.peak == report.peak
+    inference = Study(model, Request(batch=4, mode="infer")).report
+    assert [spec.name for spec in inference.model.inputs] == ["input_ids"]
+    assert [spec.name for spec in inference.model.outputs] == ["logits"]
+    with_loss = Study(recorded(labels="yes", use_cache="no"), Request(batch=4, mode="infer")).report
+    assert [spec.name for spec in with_loss.model.inputs] == ["input_ids", "labels"]
+
+
+def test_a_loop_holds_the_cache_that_the_config_asks_for() -> None:
+    words: dict[str, Any] = {"batch": 64, "optimizer": "sgd"}
+    outputs = {word: Study(recorded(use_cache=word), Request(**words)).report.model.outputs for word in ("yes", "no")}
+    assert [spec.name for spec in outputs["yes"]] == ["loss", "logits", "past_key_values.layers.0.keys"]
+    assert [spec.name for spec in outputs["no"]] == ["loss", "logits"]
+    assert Study(recorded(), Request(**words)).report.model.outputs == outputs["yes"]
+    inferred = Study(recorded(use_cache="yes"), Request(batch=4, mode="infer")).report.model.outputs
+    assert [spec.name for spec in inferred] == ["logits", "past_key_values.layers.0.keys"]
+
+
+def test_a_loss_that_reads_labels_is_told() -> None:
+    """The model is recorded without it then, unless somebody asks for it."""
+    report = Study(recorded(_Unlabelled), Request(batch=4, optimizer="sgd")).report
+    assert report.scenario.loss == "cross-entropy"
+    texts = [note.text for note in report.assumptions if note.code == "SM330"]
+    assert any(text.startswith("loss: not that of _Unlabelled itself, which cannot be recorded") for text in texts)
+    with pytest.raises(StaticmemError, match="cannot be recorded"):
+        recorded(_Unlabelled, labels="yes")
+
+
+def test_the_step_decides_what_goes_in_and_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another loss is of a model without labels; checkpoints and the Trainer switch the cache off. What the name says
+    wins, and each is recorded once."""
+    asked: list[dict[str, str]] = []
+
+    def document_of(architecture: Architecture, sizes: Any) -> Any:
+        asked.append(dict(architecture.options))
+        options = dict(architecture.options)
+        return architecture_child._recorded(built(_Cached, **options), options), []
+
+    monkeypatch.setattr(architectures, "document_of", document_of)
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    words: dict[str, Any] = {"batch": 4, "optimizer": "sgd"}
+    study = Study.open(str(config), Request(**words))
+    names = [[spec.name for spec in study.ask(Request(**words, **more)).report.model.inputs] for more in (
+        {}, {"loss": "mean"}, {"loss": "transformers"}, {"checkpoint": "Embedding"}, {"loss": "mean"},
+    )]  # fmt: skip
+    study.ask(Request(**words, preset="hf-trainer"))
+    assert names == [["input_ids", "labels"], ["input_ids"], *[["input_ids", "labels"]] * 2, ["input_ids"]]
+    assert asked == [{}, {"labels": "no"}, {"use_cache": "no"}]
+    Study.open(f"transformers:{config},labels=yes", Request(**words, loss="mean"))
+    assert asked[3:] == [{"labels": "yes"}]

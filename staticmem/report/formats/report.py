@@ -33,6 +33,7 @@ from staticmem.scenario.compiling import WHOLE
 from staticmem.units import format_count
 
 _BAR = 24  # columns
+_MOST_OUTPUTS = 8  # in the heading: a decoder that keeps keys and values has two for each of its layers
 OUTSIDE, OTHERS = "(outside of modules)", "(others)"
 _COLOURS = {
     "parameter": "blue",
@@ -94,7 +95,10 @@ def _model(text: Text, report: Report) -> None:
     text.heading(f"{step[:1].upper()}{step[1:]}")
     rows = [("file", f"{model.path} ({model.format}, {model.producer})")]
     rows += [(f"input {spec.name}", shape_text(spec.dtype, spec.shape)) for spec in model.inputs]
-    rows += [(f"output {spec.name}", shape_text(spec.dtype, spec.shape)) for spec in model.outputs]
+    shown = len(model.outputs) if text.view.verbose else _MOST_OUTPUTS
+    rows += [(f"output {spec.name}", shape_text(spec.dtype, spec.shape)) for spec in model.outputs[:shown]]
+    if model.outputs[shown:]:
+        rows.append(("outputs", f"and {len(model.outputs[shown:])} more (-v has them all)"))
     line = f"{format_count(parameters.count)} ({parameters.count:,}), {size(parameters.bytes)}"
     if len(parameters.by_dtype) == 1:
         line += f" in {next(iter(parameters.by_dtype))}"
