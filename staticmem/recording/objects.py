@@ -158,9 +158,9 @@ class ModuleModel(RecordedModel):
         self.others = [] if others is None else others  # all recordings of this module, in order
         self.others.append(self)
 
-    def at(self, asked: Mapping[str, int], training: bool) -> ModelFile:
+    def at(self, asked: Mapping[str, int], training: bool, _: Mapping[str, str]) -> ModelFile:
         """The recording that holds at the sizes `asked` (of fixed axes by `input[axis]`; the rest as in the example):
-        this one, another, or a new one. This one too, where the code does not run with those."""
+        this one, another, or a new one. This one too, where the code does not run with those. No name has options."""
         import torch
         from torch.utils import _pytree as pytree
 

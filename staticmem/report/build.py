@@ -94,8 +94,11 @@ def _generation(s: Sources) -> records.GenerationInfo | None:
 def _model(s: Sources) -> records.ModelInfo:
     graph, shapes, result = s.graph, s.binding.shapes, s.result
     of_mode = getattr(s.model, "inputs_of_mode", {})
-    specs = [spec for spec in s.model.inputs if of_mode.get(spec.name) in (None, s.scenario.training)]
-    inputs = [records.TensorInfo(spec.name, spec.dtype.name, shapes[spec.name], spec.shape) for spec in specs]
+    inputs = [
+        records.TensorInfo(spec.name, spec.dtype.name, shapes[spec.name], spec.shape)
+        for spec in s.model.inputs
+        if of_mode.get(spec.name) in (None, s.scenario.training)
+    ]
     outputs = []
     called = dict(zip(graph.outputs, graph.output_names, strict=False))  # as --loss names them
     for name, shape, dtype in zip(graph.outputs, result.output_shapes, result.output_dtypes, strict=False):

@@ -457,14 +457,13 @@ def _words_of(request: Request, scenario: Scenario) -> dict[str, str]:
     come out."""
     words = {}
     strategy = facts_of(request.parallel)
-    by_itself = scenario.loss in (AUTO, OF_TRANSFORMERS) and not (strategy is not None and strategy.runs_parts)
-    if scenario.training and not by_itself:
+    in_parts = strategy is not None and strategy.runs_parts  # which are those of the model alone
+    if in_parts or scenario.loss not in (AUTO, OF_TRANSFORMERS):
         words["labels"] = "no"
-    preset = PRESETS[request.preset] if request.preset is not None else None
-    checkpoints = request.checkpoint not in ((), NO_CHECKPOINTS)
-    if scenario.training and (checkpoints or (preset is not None and not preset.caches)):
+    of_trainer = request.preset is not None and not PRESETS[request.preset].caches
+    if in_parts or of_trainer or request.checkpoint not in ((), NO_CHECKPOINTS):
         words["use_cache"] = "no"
-    return words
+    return words if scenario.training else {}
 
 
 def _other_gpu(asked: Sequence[str], card: Gpu) -> list[Note]:
