@@ -464,9 +464,14 @@ def test_the_step_decides_what_goes_in_and_comes_out(tmp_path: Path, monkeypatch
     config.write_text('{"model_type": "llama"}')
     words: dict[str, Any] = {"batch": 4, "optimizer": "sgd"}
     study = Study.open(str(config), Request(**words))
-    names = [[spec.name for spec in study.ask(Request(**words, **more)).report.model.inputs] for more in (
-        {}, {"loss": "mean"}, {"loss": "transformers"}, {"checkpoint": "Embedding"}, {"loss": "mean"},
-    )]  # fmt: skip
+    steps: tuple[dict[str, Any], ...] = (
+        {},
+        {"loss": "mean"},
+        {"loss": "transformers"},
+        {"checkpoint": "Embedding"},
+        {"loss": "mean"},
+    )
+    names = [[spec.name for spec in study.ask(Request(**words, **more)).report.model.inputs] for more in steps]
     study.ask(Request(**words, preset="hf-trainer"))
     assert names == [["input_ids", "labels"], ["input_ids"], *[["input_ids", "labels"]] * 2, ["input_ids"]]
     assert asked == [{}, {"labels": "no"}, {"use_cache": "no"}]
