@@ -61,28 +61,28 @@ class BuiltModel(RecordedModel):
     def __init__(
         self,
         architecture: Architecture,
-        words: Mapping[str, str],
+        by_step: Mapping[str, str],
         sizes: Mapping[str, int] | None = None,
         others: list[BuiltModel] | None = None,
     ) -> None:
-        """`words` are options of the name by what the step is, beside those that were given."""
-        allowed = {option: word for option, word in words.items() if architecture.package in OPTIONS[option].packages}
+        """`by_step` are options of the name by what the step is, beside those that were given."""
+        allowed = {option: word for option, word in by_step.items() if architecture.package in OPTIONS[option].packages}
         self.asked = replace(architecture, options={**allowed, **architecture.options})
         document, notes = document_of(self.asked, sizes)
         super().__init__(architecture.path, document, architecture.package)
-        self.architecture, self.words, self.notes = architecture, words, notes
+        self.architecture, self.by_step, self.notes = architecture, by_step, notes
         self.others = [] if others is None else others  # of all recordings of this architecture, in order
         self.others.append(self)
 
-    def at(self, asked: Mapping[str, int], training: bool, words: Mapping[str, str]) -> ModelFile:
+    def at(self, asked: Mapping[str, int], training: bool, by_step: Mapping[str, str]) -> ModelFile:
         """The recording that holds for a step and at the sizes `asked` (the rest as in the example): this one, another,
         or a new one with them as its example."""
         sizes = {**self.sizes.example, **{name: size for name, size in asked.items() if name in self.symbols}}
-        alike = [one for one in (self, *self.others) if one.words == words]
+        alike = [one for one in (self, *self.others) if one.by_step == by_step]
         if not alike:  # at the usual sizes first: that one holds for most, and may be kept
-            alike = [BuiltModel(self.architecture, words, None, self.others)]
+            alike = [BuiltModel(self.architecture, by_step, None, self.others)]
         holding = (one for one in alike if one.holds(sizes, training))
-        return next(holding, None) or BuiltModel(self.architecture, words, sizes, self.others)
+        return next(holding, None) or BuiltModel(self.architecture, by_step, sizes, self.others)
 
     def holds(self, sizes: Mapping[str, int], training: bool) -> bool:
         """Whether the code takes the way that was recorded."""
@@ -90,15 +90,15 @@ class BuiltModel(RecordedModel):
         return all(one.refusal(sizes) is None for one in asked)
 
 
-def built_model(architecture: Architecture, words: Mapping[str, str]) -> BuiltModel:
-    """The recorded model, with options of its name that the step decides (`words`).
+def built_model(architecture: Architecture, by_step: Mapping[str, str]) -> BuiltModel:
+    """The recorded model, with options of its name that the step decides (`by_step`).
 
     Raises:
         ModelFileError: the config is none, or describes a model that is not built (SM145, SM147).
         UsageError: a package is not installed (SM146).
         RunError: the model cannot be built or recorded (SM145 to SM149).
     """
-    return BuiltModel(architecture, words)
+    return BuiltModel(architecture, by_step)
 
 
 def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[bytes, list[str]]:

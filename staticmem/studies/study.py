@@ -86,8 +86,8 @@ class Study:
                 return cls(open_model(path), request)
             from staticmem.recording.architectures import built_model  # late: most models are files
 
-            words = _words_of(request, request.scenario()[0])
-            return cls(_choose_recording(built_model(architecture, words), request), request)
+            usual = _usual_options(request, request.scenario()[0])
+            return cls(_choose_recording(built_model(architecture, usual), request), request)
         from staticmem.recording.objects import model_of
 
         exported, batch = model_of(model, inputs)
@@ -448,22 +448,22 @@ def _choose_recording(model: ModelFile, request: Request) -> ModelFile:
         if request.image_size is not None and sides is not None:
             sizes |= dict(zip(sides, request.image_size, strict=True))
     scenario = request.scenario()[0]
-    resized: ModelFile = again(sizes, scenario.training, _words_of(request, scenario))
+    resized: ModelFile = again(sizes, scenario.training, _usual_options(request, scenario))
     return resized
 
 
-def _words_of(request: Request, scenario: Scenario) -> dict[str, str]:
+def _usual_options(request: Request, scenario: Scenario) -> dict[str, str]:
     """The options of a name that the step decides where nobody gives them: whether labels go in, and keys and values
     come out."""
-    words = {}
+    usual = {}
     strategy = facts_of(request.parallel)
     in_parts = strategy is not None and strategy.runs_parts  # which are those of the model alone
     if in_parts or scenario.loss not in (AUTO, OF_TRANSFORMERS):
-        words["labels"] = "no"
+        usual["labels"] = "no"
     of_trainer = request.preset is not None and not PRESETS[request.preset].caches
     if in_parts or of_trainer or request.checkpoint not in ((), NO_CHECKPOINTS):
-        words["use_cache"] = "no"
-    return words if scenario.training else {}
+        usual["use_cache"] = "no"
+    return usual if scenario.training else {}
 
 
 def _other_gpu(asked: Sequence[str], card: Gpu) -> list[Note]:
