@@ -51,6 +51,7 @@ CALLS_DIFFER = Note(
     "the code does not run the same in each call (it counts its calls, or keeps more after each): the figure is of the "
     "second call, and the band reaches to what another of the first six takes; later calls may take more",
 )
+_MOST_TOLD = 5  # branches
 _LONGEST_WORD = 100  # characters of the op in the names of its results
 
 
@@ -92,6 +93,7 @@ class RecordedModel:
                 for name, training in fields.mapping(self.document.get("inputs_of_mode", {})).items()
             }
             self.own_loss = self._own_loss()
+            self.branches = _branches(fields.items(self.document.get("decided", [])))
             self.sizes = traced_sizes.of_content(self.document["sizes"])
             of_training = {**self.document["sizes"], "conditions": self.document.get("training_conditions", [])}
             self.training_sizes = traced_sizes.of_content(of_training)
@@ -120,6 +122,22 @@ class RecordedModel:
         if fields.boolean(self.document.get("use_cache", False)):
             text += "; its outputs have keys and values, as use_cache of its config says (,use_cache=no changes it)"
         return text
+
+
+def _branches(rows: Sequence[Any]) -> list[Note]:
+    """What reports say of code that branches on what tensors hold."""
+    told = []
+    for file, line, *texts in rows:
+        function, answer = (_name(fields.text(text)) for text in texts)
+        told.append(f"{_name(fields.text(file))}:{fields.size(line)} ({function}) had {answer}")
+    if not told:
+        return []
+    more = f", and {len(told) - _MOST_TOLD} more lines" if len(told) > _MOST_TOLD else ""
+    text = (
+        f"the code asks what tensors hold, and was followed as it ran on example inputs: {', '.join(told[:_MOST_TOLD])}"
+        f"{more}. Other inputs may take another way, with other memory"
+    )
+    return [Note("warning", "SM387", text)]
 
 
 def _fixed(model: RecordedModel, axis: str) -> str:
@@ -196,7 +214,7 @@ class _Programs:
     def graph(self, program: Mapping[str, Any], decoder: Callable[[], _Program], notes: Sequence[Note] = ()) -> Graph:
         """The graph of a program, which has that of another call with it where calls differ."""
         graph = decoder().graph(program)
-        graph = replace(graph, notes=(*graph.notes, *notes))
+        graph = replace(graph, notes=(*graph.notes, *notes, *self.model.branches))
         if "other_call" not in program:
             return graph
         graph = replace(graph, notes=(*graph.notes, CALLS_DIFFER))

@@ -56,6 +56,11 @@ class Holders:
         name = str(getattr(frame.f_code, "co_qualname", frame.f_code.co_name)).rpartition("<locals>.")[2]
         return self.path(frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))), line, name[:_LONGEST]
 
+    def now(self) -> Line | None:
+        """The line of the model's code that runs."""
+        frame = next(_frames(), None)
+        return None if frame is None else self.place(frame, frame.f_lineno)
+
     def path(self, file: str, module: str) -> str:
         """A file without the folders that are of the machine."""
         if file not in self._paths:

@@ -30,6 +30,7 @@ from staticmem.frontends import traced_sizes
 from staticmem.frontends.output_names import name_of
 from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import gpu, halved, rows, tracing
+from staticmem.recording.contents import Contents, asks_for_contents
 from staticmem.recording.device_answers import as_on_gpu
 from staticmem.recording.functions import recorded
 from staticmem.recording.gradient_hooks import note_hooks_of_parameters, record_hooks, watched_hooks
@@ -93,11 +94,13 @@ def record(
     attempts = tracing.attempts(axes if axes is not None else tracing.open_axes(args, keywords))
     # `model.cuda()` leaves plain tensors on the CPU. Code that does not run so may move them in another way
     hosts = (True, False) if _has_plain_tensors(module) else (False,)
-    for opened, on_host in itertools.product(attempts, hosts):
+    for opened, on_host, decides in itertools.product(attempts, hosts, (False, True)):
+        if decides and not asks_for_contents(last):
+            continue
         given, named = tracing.doubled(args, keywords, opened)
         try:
             with (
-                _fake(module, given, named, opened, on_host) as call,
+                _fake(module, given, named, opened, on_host, decides) as call,
                 gpu.meta_as_gpu(),
                 as_on_gpu() as asked_of_gpu,
                 tracing.quiet(),
@@ -145,6 +148,7 @@ class _Call:
         self.loss: Callable[[Any], torch.Tensor] | None = None
         self.hooked: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters with hooks: the fake one, and the real
         self.progress: Callable[[int, int], None] = lambda done, total: None
+        self.contents: Contents | None = None
         self.loop = USUAL_LOOP
         self.casts = halved.Casts()  # of the last program
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
@@ -225,7 +229,7 @@ class _Call:
             "targets": list(self.targets), "stacks": rows.stacks(list(self.stacks)),
             "functions": programs.functions, "programs": programs.programs,
             **({"halved": programs.halved} if programs.halved else {}), **input_embeddings(self.module),
-            **programs.of_code(),
+            **programs.of_code(), **({"decided": self.contents.rows()} if self.contents is not None else {}),
         }  # fmt: skip
 
     def _add_halved(
@@ -256,6 +260,8 @@ class _Call:
         """The program of a mode, and whether it has to be recorded with `casts_are_ops`."""
         watch = Watch(self.module, owned, self.sizes)
         watch.copies = {} if casts_are_ops else None
+        if self.contents is not None:
+            watch.contents, self.contents.place = self.contents, watch.holders.now
         watch.stacks, watch.targets = self.stacks, self.targets
         with (
             self.fake,
@@ -354,7 +360,12 @@ class _Call:
 
 @contextmanager
 def _fake(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Sequence[tracing.Axes], on_host: bool
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    axes: Sequence[tracing.Axes],
+    on_host: bool,
+    decides: bool,
 ) -> Iterator[_Call]:
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     fake = fake_mode(shape_env=env, allow_non_fake_inputs=True)
@@ -382,20 +393,26 @@ def _fake(
         with fake:
             tensor = torch.empty(shape, dtype=x.dtype, device=gpu.DEVICE)
         call.inputs.append((name, tensor))
+        if call.contents is not None:
+            call.contents.add(tensor, x)
         return tensor
 
+    if decides:
+        call.contents = Contents(
+            env, sum(tensor.numel() for tensor in itertools.chain(module.parameters(), module.buffers()))
+        )
     call.args = tuple(tree_map(fake_input, list(args)))
     call.kwargs = {key: tree_map(fake_input, value) for key, value in kwargs.items()}
     state = _state(module)
     try:
-        call.hooked = _replace_tensors(module, fake, on_host)
+        call.hooked = _replace_tensors(module, fake, on_host, call.contents)
         yield call
     finally:
         _restore(state)
 
 
 def _replace_tensors(
-    module: torch.nn.Module, fake: FakeTensorMode, on_host: bool
+    module: torch.nn.Module, fake: FakeTensorMode, on_host: bool, contents: Contents | None
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Fake tensors in place of parameters and buffers; one that has several names stays one. Returns those with hooks
     of their gradients, each with the real one. `on_host`: plain tensors that are on the CPU stay there."""
@@ -409,6 +426,8 @@ def _replace_tensors(
                 if isinstance(tensor, torch.nn.Parameter):
                     twin = torch.nn.Parameter(twin, tensor.requires_grad)
             replaced[id(tensor)] = twin
+            if contents is not None and contents.has_weights:
+                contents.add(twin, tensor)
             if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
                 hooked.append((twin, tensor))
         return replaced[id(tensor)]

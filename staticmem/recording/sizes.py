@@ -62,7 +62,9 @@ class Sizes:
 
 
 def number(value: Any) -> float | int | bool:
-    """A symbolic number that is no size, at the sizes of the example: scales and flags do not change bytes."""
+    """A symbolic number that is no size, at the sizes of the example: scales and flags do not change bytes. One that
+    comes out of a tensor is 1."""
     node = getattr(value, "node", None)
-    hint = getattr(node, "hint", None)
-    return value if hint is None else hint  # type: ignore[no-any-return]
+    if node is None:
+        return value  # type: ignore[no-any-return]
+    return node.pytype(1) if node.hint is None else node.hint  # type: ignore[no-any-return]

@@ -35,6 +35,8 @@ def lines_of(document: Mapping[str, Any], axes: Sequence[Mapping[int, str]] | No
     if others:
         more = f", and {len(others) - MOST_CONDITIONS} more" if len(others) > MOST_CONDITIONS else ""
         lines.append(f"Recorded for sizes where {', '.join(map(readable, others[:MOST_CONDITIONS]))}{more}")
+    if branches := [f"{file}:{line} had {answer}" for file, line, _, answer in document.get("decided", [])]:
+        lines.append(f"Followed as it ran on the example inputs: {', '.join(branches[:MOST_CONDITIONS])}")
     return lines
 
 

@@ -13,6 +13,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from staticmem.frontends import recording_format as written
 from staticmem.ops import lookup
 from staticmem.ops.tags import DATA_SIZED
 from staticmem.recording import gpu
+from staticmem.recording.contents import Contents
 from staticmem.recording.device_answers import on_meta
 from staticmem.recording.holders import Holder, Holders
 from staticmem.recording.sizes import Sizes, number
@@ -85,6 +87,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         self.stacks: dict[tuple[int, str, str, int], int] = {}
         self.targets: dict[str, int] = {}
         self.holders = Holders(root)
+        self.contents: Contents | None = None  # what tensors hold, of code that asks for it
         self.values = 0
         self.layouts: dict[int, tuple[Any, ...]] = {}  # of values: shape, strides, offset
         self.dtypes: dict[int, str] = {}
@@ -253,7 +256,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         run_args, run_kwargs = (args, kwargs) if half is None else gpu.cast(target, args, kwargs, half)
         if target == "aten::slice.Tensor":
             run_args = _bounded_slice(*run_args)
-        result = self.run(target, func, run_args, run_kwargs)
+        run = partial(self.run, target, func, run_args, run_kwargs)
+        result = run() if self.contents is None else self.contents.run(func, args, kwargs, run)
         results = result if isinstance(result, (list, tuple)) else (result,)
         if any(_is_on_gpu(t) for t in tree_leaves(results)):
             self.add(target, args, kwargs, results, half)

@@ -36,9 +36,9 @@ class Averaged(nn.Module):  # type: ignore[misc]
         return (self.q(x) * self.k(x)).sum(-1)
 
 
-class Reads(nn.Module):  # type: ignore[misc]
+class Breaks(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
-        return x + 1 if x.sum().item() > 0 else x
+        raise RuntimeError("no luck")
 
 
 class Rounds(nn.Module):  # type: ignore[misc]
@@ -107,7 +107,7 @@ def test_an_onnx_is_its_graph(tmp_path: Path) -> None:
 
 def test_neither_graph_nor_recording(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot export") as error:
-        made(Reads(), torch.zeros(2, 16), tmp_path / "net.pt2")
+        made(Breaks(), torch.zeros(2, 16), tmp_path / "net.pt2")
     assert NEITHER in error.value.why
     assert error.value.code == "SM171"
 
