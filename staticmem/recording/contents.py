@@ -93,8 +93,8 @@ class Contents:
                 raise _UnknownError
             return getattr(value, _CONTENT)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            known = value.node.expr.xreplace(getattr(self.env, _SIZES)).xreplace(getattr(self.env, _KNOWN))
-            return value.node.pytype(known)
+            number = value.node.expr.xreplace(getattr(self.env, _SIZES)).xreplace(getattr(self.env, _KNOWN))
+            return value.node.pytype(number)
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
     def _keep(self, result: Any, real: Any) -> None:
