@@ -41,9 +41,11 @@ def flags(options: Iterable[Option]) -> str:
 
 
 def keywords() -> str:
-    """The keywords of `staticmem.analyze` with their defaults and words; docs/usage.md says what each does."""
+    """The keywords of `staticmem.analyze` with their defaults; docs/usage.md says what each does and takes."""
     own = [("`model`", "", MODEL), ("`inputs`", "`None`", INPUTS), ("`explain_peak`", "`False`", EXPLAIN)]
-    options = [(f"`{name}`", f"`{one.default!r}`", _words(one)) for name, one in OPTIONS.items()]
+    options = [
+        (f"`{name}`", f"`{one.default!r}`", one.unset and f"without it {one.unset}") for name, one in OPTIONS.items()
+    ]
     return _table(("parameter", "default", ""), own + options)
 
 
@@ -63,11 +65,6 @@ def _flag(one: Option) -> str:
     if one.letter:
         spelled = f"`{one.letter}`, {spelled}"
     return f"{spelled}, `--no-{one.flag[2:]}`" if one.kind == "switch" and one.default else spelled
-
-
-def _words(one: Option) -> str:
-    words = ", ".join(f'`"{word}"`' for word in one.choices)
-    return "; ".join(part for part in (words, one.unset and f"without it {one.unset}") if part)
 
 
 def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
