@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-NEEDED = {"networkx": "networkx", "numpy": "numpy", "onnx": "onnx", "yaml": "pyyaml"}  # module: distribution
+NEEDED = {"networkx": "networkx", "numpy": "numpy", "onnx": "onnx", "yaml": "pyyaml", "shtab": "shtab"}  # by module
 
 
 class StaticmemError(Exception):
@@ -38,7 +38,8 @@ def unexpected(error: Exception, again: str = "Run it again") -> StaticmemError:
         return StaticmemError("not enough memory for the analysis", why, hint, "SM191")
     if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
         hint = f"pip install {NEEDED[error.name]}"
-        return StaticmemError(f"{error.name} is not installed", "This input is read with it.", hint, "SM146")
+        why = "What was asked needs it: staticmem was installed without its dependencies."
+        return StaticmemError(f"{error.name} is not installed", why, hint, "SM146")
     detail = (str(error).splitlines() or [""])[0][:200]
     return StaticmemError(
         f"internal error: {type(error).__name__}: {detail}", "This is a bug of staticmem, not of your model.",

@@ -69,10 +69,10 @@ class Environment:
 
 # name, what it is for; required ones and their least versions are read from staticmem's own metadata
 _USES = {
-    "numpy": "arrays of constants, sweeps",
+    "numpy": "size, fit, levers, sweep, check, reading .onnx",
     "onnx": "reading .onnx",
-    "networkx": "order and cuts of graphs",
-    "pyyaml": "configs, hardware data",
+    "networkx": "pages, graphs of owners, ties in .onnx",
+    "pyyaml": "configs, explain",
     "shtab": "shell completion",
     "torch": "exporting models, --runtime torch",
     "onnxruntime": "validate on the CPU",
