@@ -64,9 +64,9 @@ def y(mib: float) -> float:
 def picture(found: list[Reading]) -> str:
     """The SVG; what lies outside of its band is drawn last, so that nothing hides it."""
     outside = sum(not one.held for one in found)
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
         f"<title>{len(found)} published readings of GPU memory beside what staticmem predicts</title>",
         f"<style>{STYLE}</style>",
     ]

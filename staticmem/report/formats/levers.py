@@ -75,28 +75,28 @@ def _peak(row: LeverRow, view: View) -> str:
 
 def verdict(levers: Levers, view: View = PLAIN) -> str:
     """The one line: the cheapest lever within the budget, else the one that saves most."""
-    base = f"{_peak(levers.base, view)} {'on the device' if levers.gpu else 'live tensor memory'} as asked"
-    base += _standing(levers, view)
+    where = "on the device" if levers.gpu else "in live tensors"
+    base = f"As asked it needs {_peak(levers.base, view)} {where}{_standing(levers, view)}"
     if levers.base.fit == CANNOT_RUN and not levers.rows:
-        return f"{base}; no lever makes it run."
+        return f"{base}. No lever makes it run."
     if levers.budget_bytes is not None:
         limit = view.size(levers.budget_bytes)
         if need(levers.base) <= levers.budget_bytes:
-            return f"{base}, which is within {limit} without a change."
+            return f"{base}. That is within {limit} without a change."
         best = cheapest(levers)
         if best is None:
-            return f"{base}; no lever alone brings it within {limit}."
+            return f"{base}. No lever alone brings it within {limit}."
         cost = " and ".join(_costs(best, view)) or "no more compute"
         changed = "" if best.changes not in _CHANGES else f", changes {_CHANGES[best.changes]}"
-        return f"{base}; within {limit} at least cost: {best.does} ({_peak(best, view)}, {cost}{changed})."
+        return f"{base}. The cheapest way to {limit}: {best.does} ({_peak(best, view)}, {cost}{changed})."
     if not levers.rows or levers.rows[0].saved_bytes <= 0:
-        return f"{base}; no lever saves anything."
+        return f"{base}. No lever saves anything."
     best = next((row for row in levers.rows if row.changes not in _CHANGES), levers.rows[0])
     saved = view.size(max(best.saved_bytes, 0))
     cost = f" at {' and '.join(_costs(best, view))}" if _costs(best, view) else ""
-    which = "what saves most" if best.changes in _CHANGES else "what saves most with the same result"
+    which = "Most is saved by" if best.changes in _CHANGES else "With the same result most is saved by"
     changed = f" (changes {_CHANGES[best.changes]})" if best.changes in _CHANGES else ""
-    return f"{base}; {which}: {best.does}, {saved}{cost}{changed}."
+    return f"{base}. {which}: {best.does}, {saved}{cost}{changed}."
 
 
 def _standing(levers: Levers, view: View) -> str:

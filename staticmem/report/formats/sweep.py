@@ -10,6 +10,7 @@ from staticmem.report.markdown import escape, table
 from staticmem.report.model import CATEGORIES, LargestBatch
 from staticmem.report.sweep import CANNOT_RUN, MAY_FIT, CardFit, Sweep, SweepRow
 from staticmem.report.text import PLAIN, Text, View, columns
+from staticmem.report.verdict import of_card
 
 _COLOURS = {"fits": "green", "tight": "yellow", "does not fit": "red", "may fit": "dim"}
 _LEFT = ("name", "model", "phase", "fit")
@@ -136,8 +137,9 @@ def _batches(sweep: Sweep, gpu: str, rows: Sequence[tuple[SweepRow, LargestBatch
 
 def _fitting(sweep: Sweep, gpu: str, cards: Sequence[tuple[SweepRow, CardFit]], view: View) -> str:
     """How many fit a card, the largest of them, and how many are tight, which is not to fit."""
-    word, verb = ("fits", "fit") if "device" in sweep.meters else (MAY_FIT, "may fit")
+    word = "fits" if "device" in sweep.meters else MAY_FIT
     fitting = [(row, card) for row, card in cards if card.fit == word]
+    verb = "fit" if word == "fits" and len(fitting) > 1 else word
     tight = sum(card.fit == "tight" for _, card in cards)
     also = f", {tight:,} {'is' if tight == 1 else 'are'} tight" if tight else ""
     if tight:
@@ -151,8 +153,8 @@ def _fitting(sweep: Sweep, gpu: str, cards: Sequence[tuple[SweepRow, CardFit]], 
         return f"; none fits {gpu}{also}"
     row, card = max(fitting, key=lambda pair: (pair[1].device_bytes or 0, _live(pair[0])))
     need = card.device_bytes if card.device_bytes is not None else row.live_bytes or 0
-    of_card = f"{view.size(need)} of {view.size(card.usable_bytes)}"
-    return f"; {len(fitting):,} {verb} {gpu}, the largest with {of_card} ({describe(sweep, row)}){also}"
+    uses = of_card(need, card.usable_bytes, view)
+    return f"; {len(fitting):,} {verb} {gpu}, the largest with {uses} ({describe(sweep, row)}){also}"
 
 
 def describe(sweep: Sweep, row: SweepRow) -> str:
