@@ -46,9 +46,9 @@ def levers(
     Raises:
         StaticmemError: the request cannot be analysed as it is.
     """
-    begun = time.monotonic()
+    begun = time.process_time()
     trials = Trials(study, gpu)
-    card, seconds = trials.card, time.monotonic() - begun
+    card, seconds = trials.card, time.process_time() - begun
     idle = [BUDGET_NOT_USED] if budget is not None and not study.scenario.training else []
     if budget is None and card is not None and card.fit == "does not fit":
         budget = card.usable_bytes

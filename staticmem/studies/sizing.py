@@ -89,10 +89,10 @@ def size(study: Study, options: Options) -> Sizing:
 
 
 def _size(study: Study, options: Options) -> Sizing:
-    begun = time.monotonic()
+    begun = time.process_time()
     one = _sizing_of(study, options)
     one.study.report  # noqa: B018 - how long it takes says how long all of them do
-    return one.run(time.monotonic() - begun)
+    return one.run(time.process_time() - begun)
 
 
 def _sizing_of(study: Study, options: Options) -> _Sizing:
@@ -173,6 +173,7 @@ class _Sizing:
             results = self._in_processes(path, options, tasks)
         else:
             results = ((card, self.row(card)) for card in reversed(cards))
+        self.options.progress(0, len(cards), None)
         for done, (card, row) in enumerate(results):
             rows[card.slug] = replace(row, device_compiled_bytes=None if row.obstacle else self._compiled(card))
             self.options.progress(done + 1, len(cards), row)

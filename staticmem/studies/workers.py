@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from staticmem.child import isolated_workers
 from staticmem.errors import StaticmemError, unexpected
 
-# Seconds of work from which processes are worth their start, which takes half a second of imports and of the first step
-# (benchmarks/size.py).
-WORTH_PROCESSES = 3.0
+# Seconds of processor time from which processes are worth their start: each imports and runs for itself the steps that
+# the others have too. Three cards of ResNet-50, 3.6 s of work, take 5.8 s of it in two processes (benchmarks/size.py).
+WORTH_PROCESSES = 6.0
 
 Task = TypeVar("Task")
 Run = Callable[[Task], tuple[Any, ...]]  # what an executor's `submit` takes for a task
