@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -139,7 +141,8 @@ def document_of(architecture: Architecture, sizes: Mapping[str, int] | None) -> 
     if document is None:
         with temporary_folder() as folder:
             path = os.path.join(folder, "recording")
-            answer = _run({**job, "kind": "", "file": path}, folder, architecture)
+            with _line(f"recording {architecture.given}, some seconds; the next question finds it kept"):
+                answer = _run({**job, "kind": "", "file": path}, folder, architecture)
             with open(path, "rb") as file:
                 data = file.read()
         kept.keep(data, answer["facts"])
@@ -150,6 +153,19 @@ def document_of(architecture: Architecture, sizes: Mapping[str, int] | None) -> 
         return document, notes
     text = f"kept recordings were not believed ({'; '.join(kept.refusals)}): the model was recorded again"
     return document, [*notes, Note("warning", "SM362", text)]
+
+
+@contextmanager
+def _line(text: str) -> Iterator[None]:
+    """Within it a terminal has the text on stderr, where progress is shown."""
+    shows = sys.stderr.isatty()
+    if shows:
+        print(f"\r\x1b[2K{text[:70]}", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shows:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def _job(architecture: Architecture, sizes: Mapping[str, int] | None) -> dict[str, Any]:

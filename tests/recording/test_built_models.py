@@ -477,3 +477,12 @@ def test_the_step_decides_what_goes_in_and_comes_out(tmp_path: Path, monkeypatch
     assert asked == [{}, {"labels": "no"}, {"use_cache": "no"}]
     Study.open(f"transformers:{config},labels=yes", Request(**words, loss="mean"))
     assert asked[3:] == [{"labels": "yes"}]
+
+
+def test_a_terminal_is_told_that_a_model_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shows in (False, True):
+        monkeypatch.setattr("sys.stderr.isatty", lambda shows=shows: shows)
+        with architectures._line("recording timm:net"):
+            assert ("recording timm:net" in capsys.readouterr().err) is shows
