@@ -31,7 +31,7 @@ CONFIG = "config.json"
 LARGEST = 4 << 20  # bytes of a config: those with a label for each of 21,000 classes have some 1 MiB
 MOST = 1 << 40  # of a number in a config
 MOST_PARTS = 4096  # layers, blocks, heads, experts: the largest published models have a few hundred
-_PARTS = re.compile(r"layers?$|depths?$|blocks?$|heads?$|experts$|stages$")
+_PARTS = re.compile(r"layers?$|depths?$|blocks?$|heads?$|stages$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,99}", re.ASCII)
 _PART_OF_ID = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}"
 _REPOSITORY = re.compile(rf"((?:{_PART_OF_ID}/)?{_PART_OF_ID})(?:@([A-Za-z0-9][\w./-]{{0,199}}))?", re.ASCII)
@@ -68,6 +68,7 @@ OPTIONS: Mapping[str, Option] = {
     "batch": Option("of the example (default: 2)"),
     "seq": Option("tokens of the example (default: 512, or the most that the model takes)", ("transformers",)),
     "size": Option("height and width of the example image (default: the model's own)"),
+    "images": Option("beside the text of a sample (default: 1)", ("transformers",)),
 }
 
 

@@ -87,6 +87,10 @@ class RecordedModel:
             paths = tuple(fields.text(path) for path in fields.items(embeddings["paths"]))
             self.input_embeddings = paths, fields.boolean(embeddings["require_grad"])
             self.asked_of_gpu = [fields.text(name) for name in fields.items(self.document.get("asked_of_gpu", []))]
+            fixed = fields.mapping(self.document.get("fixed_axes", {}))
+            self.fixed_axes = {fields.text(place): fields.text(name) for place, name in fixed.items()}
+            read = [fields.text(place) for place in fields.items(self.document.get("read_values", []))]
+            self.notes += [_note_of_read(read)] if read else []
             self.loss_function = fields.text(self.document.get("loss_function", ""))
             self.inputs_of_mode = {
                 fields.text(name): fields.boolean(training)
@@ -138,6 +142,15 @@ def _branches(rows: Sequence[Any]) -> list[Note]:
         f"{more}. Other inputs may take another way, with other memory"
     )
     return [Note("warning", "SM387", text)]
+
+
+def _note_of_read(places: Sequence[str]) -> Note:
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    text = (
+        f"the code reads values of its inputs ({', '.join(places[:3])}{more}): the recording follows those of its "
+        "example, with images of one size and the tokens that stand for them"
+    )
+    return Note("assumption", "SM392", text)
 
 
 def _fixed(model: RecordedModel, axis: str) -> str:

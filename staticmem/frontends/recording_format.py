@@ -30,6 +30,8 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `use_cache` | of transformers: the outputs of training have keys and values of the tokens |
 | `own_loss` | of transformers: the loss is the one that the model computes from labels |
 | `unlabelled` | of transformers: why its own loss could not be recorded |
+| `read_values` | where the code read values of its inputs, which were those of the example (older lack it) |
+| `fixed_axes` | of a model that is built on demand: names of sizes that the code fixed, by their places |
 | `asked_of_gpu` | functions that told the code which GPU it runs on, with the answers of an H100 (older lack it) |
 
 The name of a parameter begins with as many components of the name before as `shared` says; `same` is the index of the

@@ -278,6 +278,9 @@ def _batched(model: ModelFile, dims: Mapping[str, int]) -> set[str]:
     first = {s.name: s.shape[0] for s in model.inputs if s.shape and f"{s.name}[0]" not in dims}
     if any(isinstance(size, str) for size in first.values()):
         return {name for name, size in first.items() if isinstance(size, str)}
+    named = {place for place, name in getattr(model, "fixed_axes", {}).items() if name == "batch"}
+    if any(f"{name}[0]" in named for name in first):
+        return {name for name in first if f"{name}[0]" in named}
     sizes = set(first.values())
     if len(sizes) > 1:
         sizes.discard(1)

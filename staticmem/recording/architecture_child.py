@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -26,6 +27,7 @@ MOST_MODULES = 200_000
 MOST_PARAMETERS = 1 << 46  # elements: 70,000 billion
 SEQUENCE = 512  # tokens of an example
 TOKENS = "seq"
+_INPUTS = ("pixel_values", "hidden_states", "input_features", "input_values", "input_ids", "pixel_values_videos")
 
 
 @dataclass
@@ -40,6 +42,7 @@ class Built:
     of_mode: dict[str, bool] = field(default_factory=dict)  # as `Loop.inputs`
     begin: Callable[[bool], None] = lambda training: None  # as that of `Loop`
     uses_cache: bool = False  # in training
+    known: dict[str, Any] = field(default_factory=dict)  # of inputs that the code reads (`known_values.Contents`)
 
     def add(self, name: str, dtype: Any, sizes: list[tuple[str, int]]) -> None:
         """An input by keyword; each axis with its name, "" where it stays as it is."""
@@ -71,6 +74,7 @@ def main(path: str) -> int:
     gc.disable()  # cycles of PyTorch's are 50 MB of 80 layers, and looking for them takes a sixth of the time
     environment, started = dict(os.environ), time.time_ns()
     os.environ.update(surroundings.OFFLINE)
+    os.environ["TRANSFORMERS_DISABLE_TORCH_CHECK"] = "1"  # checks of contents, which compute what is dropped at once
     with surroundings.noted_reads() as names:
 
         def work(job: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +116,9 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
             request = ExportRequest(built.module, built.args, job["kind"], train=job["train"], kwargs=kwargs, axes=axes)
             data, lines = graph_file(request)
         else:
-            data = pack({**_recorded(built, job["options"]), **_loss_function(built.module)})
+            data = pack(
+                {**_recorded(built, job["options"], job.get("sizes") is not None), **_loss_function(built.module)}
+            )
     except StaticmemError as error:
         raise FailedError("graph" if job["kind"] else "run", f"{error.what}: {error.why}") from error
     with open(job["file"], "wb") as file:
@@ -120,18 +126,19 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
     return {"lines": lines}
 
 
-def _recorded(built: Built, options: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded(built: Built, options: Mapping[str, Any], as_given: bool = False) -> dict[str, Any]:
     """The recording; without labels where the forward takes them, and cannot compute its loss on fake tensors."""
     from staticmem.recording.record import Loop, record
 
     loop = Loop(built.of_mode, built.begin)
+    record_it = partial(record, known=built.known, as_given=as_given)
     try:
-        document = record(built.module, built.args, built.kwargs, built.loss, axes=built.axes, loop=loop)
+        document = record_it(built.module, built.args, built.kwargs, built.loss, axes=built.axes, loop=loop)
     except StaticmemError as error:
         if not built.of_mode or "labels" in options:
             raise
         kwargs, axes = built.of_all_modes()
-        document = record(built.module, built.args, kwargs, axes=axes, loop=Loop(begin=built.begin))
+        document = record_it(built.module, built.args, kwargs, axes=axes, loop=Loop(begin=built.begin))
         document["unlabelled"] = error.why
     told = {"use_cache": built.uses_cache, "own_loss": document["loss"]}
     return {**document, **{key: value for key, value in told.items() if value}}
@@ -273,7 +280,8 @@ def _read_config(content: Mapping[str, Any]) -> Any:
         cls = CONFIG_MAPPING[kind]
     except KeyError as error:
         raise FailedError("config", f"it has no model_type '{kind[:60]}'") from error
-    return cls.from_dict(dict(content))
+    decode = getattr(cls, "_decode_special_floats", None)  # {"__float__": "Infinity"}, as the library writes it
+    return cls.from_dict(dict(content) if decode is None else decode(dict(content)))
 
 
 def _head(package: Any, config: Any, asked: str | None) -> tuple[Any, Any]:
@@ -296,15 +304,20 @@ def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str
     import torch
 
     taken = inspect.signature(model.forward).parameters
-    built, main = Built(model), str(model.main_input_name)
+    built, main = Built(model), _main_input(model, taken)
     batch = example.of("batch", 2)
     text = config.get_text_config()
     most = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or SEQUENCE
     tokens = example.of(TOKENS, min(SEQUENCE, int(most)))
-    if main == "input_ids" and "pixel_values" in taken:
-        why = "it reads images beside its text; for the text alone give the class of it (head=...ForCausalLM)"
-        raise FailedError("refused", why)
-    if main == "input_ids":
+    images = (
+        _images_beside_text(model, config, example, options) if {"input_ids", "pixel_values"} <= set(taken) else None
+    )
+    if images is not None:
+        _add_images_and_text(built, images, taken, example)
+        tokens = example.of(TOKENS, built.kwargs["input_ids"].shape[1])
+    elif main in ("pixel_values", "hidden_states") and "grid_thw" in taken:
+        _add_vision(built, _images_beside_text(model, config, example, options), taken, batch, main)
+    elif main == "input_ids":
         built.add(main, torch.int64, [batch, tokens])
         if options.get("mask") == "yes":
             built.add("attention_mask", torch.int64, [batch, tokens])
@@ -323,11 +336,80 @@ def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str
     elif main == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
         frames = example.of("frames", 2 * config.max_source_positions)
         built.add(main, model.dtype, [batch, ("", config.num_mel_bins), frames])
+    elif main == "input_features" and (bins := _bins(config)):
+        built.add(main, model.dtype, [batch, example.of("frames", 512), ("", bins)])
+    elif main == "past_values" and hasattr(config, "context_length"):
+        channels = getattr(config, "num_input_channels", None)
+        sides = [("", int(config.context_length)), *([("", int(channels))] if channels else [])]
+        built.add(main, torch.float32, [batch, *sides])
+    elif main == "pixel_values_videos":
+        frames = ("", int(getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None) or 8))
+        side = int(
+            options.get("size") or getattr(config, "image_size", None) or getattr(config, "crop_size", None) or 224
+        )
+        built.add(main, model.dtype, [batch, frames, ("", 3), ("", side), ("", side)])
     else:
         raise FailedError("refused", f"its input '{main}' is not one of those that staticmem knows how to make")
     targets = example.of(f"target_{TOKENS}", tokens[1]) if config.is_encoder_decoder else tokens
     _add_labels(built, batch, targets, options.get("labels"))
     return built
+
+
+def _main_input(model: Any, taken: Mapping[str, Any]) -> str:
+    """The input that the forward needs; classes of parts have the name of the whole's, which they do not take."""
+    main = str(model.main_input_name)
+    if main in taken:
+        return main
+    return next((name for name in _INPUTS if name in taken), main)
+
+
+def _bins(config: Any) -> int | None:
+    """Numbers of each frame of sound."""
+    for part in (config, getattr(config, "encoder_config", None), getattr(config, "audio_config", None)):
+        for name in ("num_mel_bins", "feature_projection_input_dim", "input_dim", "feature_size", "input_feat_size"):
+            if isinstance(bins := getattr(part, name, None), int):
+                return bins
+    return None
+
+
+def _images_beside_text(model: Any, config: Any, example: Example, options: Mapping[str, str]) -> Any:
+    """The images of the example, none where the user asks for text alone."""
+    each = int(options.get("images") or 1)
+    side = options.get("size")
+    from staticmem.recording.image_inputs import Images
+
+    return Images(model, config, example.of("batch", 2)[1], each, int(side) if side else None)
+
+
+def _add_images_and_text(built: Built, images: Any, taken: Mapping[str, Any], example: Example) -> None:
+    import torch
+
+    from staticmem.recording.image_inputs import TEXT
+
+    batch = example.of("batch", 2)
+    images.add_pixels(taken, built.module.dtype)
+    count = images.tokens()
+    tokens = example.of(TOKENS, count + TEXT)
+    built.add("input_ids", torch.int64, [batch, tokens])
+    built.known = {"input_ids": images.ids(count), **images.contents}
+    _add_pixels(built, images, batch)
+    for name in images.named_kinds(taken):
+        built.add(name, torch.int64, [batch, tokens])
+        built.known[name] = images.kinds(count)
+
+
+def _add_vision(built: Built, images: Any, taken: Mapping[str, Any], batch: tuple[str, int], main: str) -> None:
+    """The images alone, as the vision part of a model takes them."""
+    images.add_pixels(taken, built.module.dtype)
+    images.inputs = {main if name == "pixel_values" else name: value for name, value in images.inputs.items()}
+    built.known = dict(images.contents)
+    _add_pixels(built, images, batch)
+
+
+def _add_pixels(built: Built, images: Any, batch: tuple[str, int]) -> None:
+    for name, (dtype, shape) in images.inputs.items():
+        first = batch if shape[0] == batch[1] else ("", shape[0])
+        built.add(name, dtype, [first, *(("", n) for n in shape[1:])])
 
 
 def _channels(model: Any) -> int:

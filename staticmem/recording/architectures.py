@@ -72,14 +72,15 @@ class BuiltModel(RecordedModel):
         self.asked = replace(architecture, options={**allowed, **architecture.options})
         document, notes = document_of(self.asked, sizes)
         super().__init__(architecture.path, document, architecture.package)
-        self.architecture, self.by_step, self.notes = architecture, by_step, notes
+        self.architecture, self.by_step, self.notes = architecture, by_step, [*self.notes, *notes]
         self.others = [] if others is None else others  # of all recordings of this architecture, in order
         self.others.append(self)
 
     def at(self, asked: Mapping[str, int], training: bool, by_step: Mapping[str, str]) -> ModelFile:
         """The recording that holds for a step and at the sizes `asked` (the rest as in the example): this one, another,
         or a new one with them as its example."""
-        sizes = {**self.sizes.example, **{name: size for name, size in asked.items() if name in self.symbols}}
+        named = {self.fixed_axes.get(name, name): size for name, size in asked.items()}
+        sizes = {**self.sizes.example, **{name: size for name, size in named.items() if name in self.sizes.example}}
         alike = [one for one in (self, *self.others) if one.by_step == by_step]
         if not alike:  # at the usual sizes first: that one holds for most, and may be kept
             alike = [BuiltModel(self.architecture, by_step, None, self.others)]
@@ -88,6 +89,8 @@ class BuiltModel(RecordedModel):
 
     def holds(self, sizes: Mapping[str, int], training: bool) -> bool:
         """Whether the code takes the way that was recorded."""
+        if any(sizes.get(name) != self.sizes.example.get(name) for name in self.fixed_axes.values()):
+            return False
         asked = (self.sizes, self.training_sizes) if training else (self.sizes,)
         return all(one.refusal(sizes) is None for one in asked)
 

@@ -29,7 +29,7 @@ from staticmem.frontends import recording_format as written
 from staticmem.frontends import traced_sizes
 from staticmem.frontends.output_names import name_of
 from staticmem.ir.model_file import TracedSizes
-from staticmem.recording import gpu, halved, rows, tracing
+from staticmem.recording import gpu, halved, known_values, rows, tracing
 from staticmem.recording.contents import Contents, asks_for_contents
 from staticmem.recording.device_answers import as_on_gpu
 from staticmem.recording.functions import recorded
@@ -77,13 +77,14 @@ def record(
     axes: Sequence[tracing.Axes] | None = None,
     progress: Callable[[int, int], None] | None = None,
     loop: Loop = USUAL_LOOP,
+    known: Mapping[str, known_values.Contents] | None = None,
 ) -> dict[str, Any]:
     """The document of a recording (`frontends.recording_format`).
 
     `args` and `kwargs` are example inputs, on any device. The sizes of `axes`, by default those of `tracing.open_axes`,
     are open if the code allows it; a batch of 1 is recorded as 2, unless the code takes another way then and the
     recording is for the sizes `as_given`. `loss` takes what the module returns, in training. The module is as it was
-    afterwards. `progress` is told how many modes of how many are recorded.
+    afterwards. `progress` is told how many modes of how many are recorded. `known` has contents of inputs.
 
     Raises:
         ModelFileError: the code cannot run without data; the message is PyTorch's.
@@ -107,7 +108,9 @@ def record(
                 tracing.oblivious(),
                 known_arithmetic(),
                 known_answers(),
+                known_values.known_literals(call.fake),
             ):
+                call.know(known or {})
                 call.loss, call.progress, call.loop = loss, progress or call.progress, loop
                 document = call.document(tree_leaves((tuple(args), keywords)), opened)
                 document |= {"asked_of_gpu": sorted(asked_of_gpu)} if asked_of_gpu else {}
@@ -118,6 +121,9 @@ def record(
             continue
         sizes = traced_sizes.of_content(document["sizes"])
         asked = replace(sizes, conditions=tuple(document["training_conditions"]))
+        fixed = _note_fixed_axes(document, tree_leaves((tuple(args), keywords)), axes or ())
+        if as_given and any(size != given for size, given in fixed):
+            continue
         if not as_given or (sizes.refusal(sizes.example) is None and asked.refusal(sizes.example) is None):
             return document
         if sizes.refusal(sizes.example) is None:
@@ -132,6 +138,27 @@ def record(
     raise ModelFileError(
         f"{type(module).__name__} cannot be recorded", f"{type(last).__name__}: {reason[:300]}", hint, code="SM175"
     ) from last
+
+
+def _note_fixed_axes(
+    document: dict[str, Any], leaves: Sequence[Any], axes: Sequence[tracing.Axes]
+) -> list[tuple[int, int]]:
+    """Has a document say what the sizes are called that the code fixed. Gives each with that of the example: a batch of
+    1 is recorded as 2."""
+    rows = iter(document["inputs"])
+    fixed, sizes = {}, []
+    for leaf, names in zip(leaves, axes, strict=False):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        title, _, shape = next(rows)
+        for axis, name in names.items():
+            if isinstance(shape[axis], int):
+                fixed[f"{title}[{axis}]"] = name
+                sizes.append((shape[axis], int(leaf.shape[axis])))
+                document["sizes"]["example"].setdefault(name, shape[axis])
+    if fixed:
+        document["fixed_axes"] = fixed
+    return sizes
 
 
 class _Call:
@@ -152,6 +179,13 @@ class _Call:
         self.loop = USUAL_LOOP
         self.casts = halved.Casts()  # of the last program
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
+
+    def know(self, contents: Mapping[str, known_values.Contents]) -> None:
+        """Has the contents of inputs."""
+        for name, tensor in self.inputs:
+            if name in contents:
+                shape = tuple(int(n) if isinstance(n, int) else int(n.node.hint) for n in tensor.shape)
+                self.fake.know(tensor, contents[name](shape))
 
     def document(self, examples: Sequence[Any], axes: Sequence[tracing.Axes]) -> dict[str, Any]:
         gc.collect()  # what others left is not mistaken for what this model keeps
@@ -230,6 +264,7 @@ class _Call:
             "functions": programs.functions, "programs": programs.programs,
             **({"halved": programs.halved} if programs.halved else {}), **input_embeddings(self.module),
             **programs.of_code(), **({"decided": self.contents.rows()} if self.contents is not None else {}),
+            **({"read_values": self.fake.reads[:20]} if getattr(self.fake, "reads", []) else {}),
         }  # fmt: skip
 
     def _add_halved(
@@ -355,7 +390,9 @@ class _Call:
         for example, names in zip(examples, axes, strict=True):
             for axis, name in names.items():
                 sizes.setdefault(name, int(example.shape[axis]))
-        return TracedSizes(sizes, {}, tuple(self._conditions(self.guards[False]).values()))
+        read = {self.sizes.names[symbol] for symbol in getattr(self.fake, "fixed", ()) if symbol in self.sizes.names}
+        fixed = [f"Eq({name},{sizes[name]})" for name in sorted(read) if name in sizes]
+        return TracedSizes(sizes, {}, (*fixed, *self._conditions(self.guards[False]).values()))
 
 
 @contextmanager

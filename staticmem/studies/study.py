@@ -438,6 +438,8 @@ def _choose_recording(model: ModelFile, request: Request) -> ModelFile:
     sizes = dict(request.dims or {})
     firsts = {spec.shape[0] for spec in model.inputs if spec.shape}
     batches = {first for first in firsts if isinstance(first, str)} or firsts - {1} or firsts
+    if request.batch is not None and "batch" in getattr(model, "fixed_axes", {}).values():
+        sizes["batch"] = request.batch
     for spec in model.inputs:
         # a size that the code has fixed goes by its place
         dims = [dim if isinstance(dim, str) else f"{spec.name}[{axis}]" for axis, dim in enumerate(spec.shape or ())]

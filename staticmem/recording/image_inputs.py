@@ -1,0 +1,160 @@
+"""Example inputs of models of transformers that read images beside text, by the names that their forward takes.
+
+The tokens that stand for images in the text are as many as the processor would write: the code tells, whose vision part
+is run on tensors without data (`get_image_features`), or the grid of patches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten
+
+TEXT = 64  # tokens of the example beside those of images
+_TILES = (3, 5, 2, 4, 7)  # of an image in parts, the whole one among them
+_SIDE = 448  # of an image, where the config has none
+_READS = re.compile(r"\b(on|out of|a) meta tensors?\b|register_meta|data-dependent")  # in errors of PyTorch
+_TOKENS = ("image_token_id", "image_token_index", "image_token", "img_context_token_id")
+_GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hws")
+_KINDS = ("mm_token_type_ids", "token_type_ids")  # 1 where the token is one of an image
+
+
+class Images:
+    """The images of an example: `each` of a sample, with square sides."""
+
+    def __init__(self, model: Any, config: Any, batch: int, each: int, side: int | None) -> None:
+        self.model, self.config, self.batch, self.each = model, config, batch, each
+        self.vision = _vision_config(config)
+        self.side = side or _side(self.vision) or _SIDE
+        self.contents: dict[str, Callable[[tuple[int, ...]], torch.Tensor]] = {}
+        self.inputs: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        self.features: list[torch.Tensor] | None = None
+        self.token = next((t for name in _TOKENS if isinstance(t := getattr(config, name, None), int)), None)
+
+    @property
+    def count(self) -> int:
+        return self.batch * self.each
+
+    def add_pixels(self, taken: Mapping[str, Any], dtype: torch.dtype) -> None:
+        """The images as the forward takes them: patches with their grid, or pictures."""
+        channels = int(_first(self.vision, ("num_channels", "in_channels", "in_chans")) or 3)
+        grid = next((name for name in _GRIDS if name in taken), None)
+        if grid is not None:
+            patch, merge = self._patch(), self._merge()
+            self.side = max(self.side // (patch * merge), 1) * patch * merge
+            rows = self.side // patch
+            depth = int(_first(self.vision, ("temporal_patch_size",)) or 1)
+            self.inputs["pixel_values"] = dtype, (self.count * rows * rows, channels * depth * patch * patch)
+            ends = [1, rows, rows] if grid != "image_grid_hws" else [rows, rows]
+            self._add(grid, torch.tensor([ends] * self.count))
+            return
+        picture = (channels, self.side, self.side)
+        forms = [(self.count, *picture), (self.batch, self.each, *picture)]
+        tiled = [(self.count, tiles, *picture) for tiles in _TILES]
+        tries = [(shape, False) for shape in forms]
+        if "image_sizes" in taken:
+            tries += [(shape, True) for shape in (*forms, *tiled)]
+        for shape, sized in tries:
+            self.inputs, self.contents = {"pixel_values": (dtype, shape)}, {}
+            if len(shape) == 5:  # which of them are only padding is read of the data: none
+                self.contents["pixel_values"] = lambda shape: torch.ones((), dtype=dtype).expand(shape)
+            if sized:
+                self._add("image_sizes", torch.tensor([[self.side, self.side]] * self.count, device="cpu"))
+            if self._takes_them():
+                return
+        self.inputs, self.contents = {"pixel_values": (dtype, forms[0])}, {}
+
+    def _takes_them(self) -> bool:
+        """Whether the code takes images of this form, which it is given without data; what it makes of them."""
+        compute = getattr(self.model, "get_image_features", None)
+        if compute is None:
+            return False
+        with torch.no_grad(), torch.device("meta"):
+            try:
+                given = {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in self.inputs.items()}
+                given |= {n: make(self.inputs[n][1]) for n, make in self.contents.items() if n != "pixel_values"}
+                features = tree_flatten(_embeddings(compute(**given)))[0]
+            except Exception as error:  # it may read data, which a recording knows
+                return _READS.search(str(error)) is not None
+        self.features = [t for t in features if isinstance(t, torch.Tensor)]
+        return True
+
+    def _add(self, name: str, contents: torch.Tensor) -> None:
+        self.inputs[name] = contents.dtype, tuple(contents.shape)
+        self.contents[name] = lambda shape: contents.expand(shape) if contents.dim() == len(shape) else contents
+
+    def _patch(self) -> int:
+        size = _first(self.vision, ("patch_size", "spatial_patch_size")) or 14
+        return int(size[0] if isinstance(size, (list, tuple)) else size)
+
+    def _merge(self) -> int:
+        size = _first(self.vision, ("spatial_merge_size", "merge_size")) or 1
+        return int(size[0] if isinstance(size, (list, tuple)) else size)
+
+    def tokens(self) -> int:
+        """Tokens that stand for the images of one sample; 0 where none do (the text is embedded beside them)."""
+        if self.token is None:
+            return 0
+        names = [name for name in _GRIDS if name in self.inputs]
+        if names:
+            rows, columns = self.contents[names[0]](self.inputs[names[0]][1])[0].tolist()[-2:]
+            return int(self.each * rows * columns // self._merge() ** 2)
+        if self.features is not None:
+            return int(sum(t.numel() // t.shape[-1] for t in self.features) // self.batch)
+        said = _first(self.config, ("mm_tokens_per_image", "image_seq_length", "image_seq_len", "num_image_tokens"))
+        return self.each * int(said) if said else 0
+
+    def ids(self, tokens: int) -> Callable[[tuple[int, ...]], torch.Tensor]:
+        """The contents of the text: the tokens of images behind the first."""
+
+        def fill(shape: tuple[int, ...]) -> torch.Tensor:
+            ids = torch.zeros(shape, dtype=torch.int64)
+            if self.token is not None:
+                ids[:, 1 : 1 + tokens] = self.token
+            return ids
+
+        return fill
+
+    def kinds(self, tokens: int) -> Callable[[tuple[int, ...]], torch.Tensor]:
+        """Which tokens are of images."""
+
+        def fill(shape: tuple[int, ...]) -> torch.Tensor:
+            kinds = torch.zeros(shape, dtype=torch.int64)
+            kinds[:, 1 : 1 + tokens] = 1
+            return kinds
+
+        return fill
+
+    def named_kinds(self, taken: Mapping[str, Any]) -> list[str]:
+        """The inputs that say which tokens are of images."""
+        return [name for name in _KINDS if name in taken and (self.token is not None or name == _KINDS[0])]
+
+
+def _embeddings(result: Any) -> Any:
+    """What is put into the text, of the results of `get_image_features`."""
+    pooled = getattr(result, "pooler_output", None)
+    return result if pooled is None else pooled
+
+
+def _vision_config(config: Any) -> Any:
+    for name in ("vision_config", "vision_tower_config", "image_config", "vision_encoder_config", "thinker_config"):
+        part = getattr(config, name, None)
+        if part is not None and not isinstance(part, dict):
+            return _vision_config(part) if name == "thinker_config" else part
+    return config
+
+
+def _side(vision: Any) -> int | None:
+    size = getattr(vision, "image_size", None)
+    if isinstance(size, dict):
+        size = next(iter(size.values()), None)
+    if isinstance(size, (list, tuple)):
+        size = size[0] if size else None
+    return size if isinstance(size, int) else None
+
+
+def _first(config: Any, names: tuple[str, ...]) -> Any:
+    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)
