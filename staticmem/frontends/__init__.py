@@ -76,6 +76,10 @@ def decode(model: ModelFile, binding: Binding) -> Decoded | Graph:
 
 def _head(path: str) -> bytes:
     try:
+        if os.path.isfile(os.path.join(path, "model_index.json")):
+            why = "It has the parts of a pipeline of diffusers, and none of them is the model."
+            hint = "Write a function that builds the part which is trained or run: staticmem export file.py:FUNCTION"
+            raise ModelFileError(f"{path} is a pipeline of diffusers", why, hint, code="SM101")
         if os.path.isdir(path):
             raise ModelFileError(
                 f"{path} is a directory", "A model is one file.", "Give the .onnx or .pt2 file in it.", code="SM101"

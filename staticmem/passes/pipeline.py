@@ -609,6 +609,9 @@ RECORDED = (_NAMES, *(each for each in STEP if each.name in _ON_RECORDINGS))
 whose type another tensor decides."""
 
 
+_RECORDED_DECODER = (_NAMES, *(each for each in STEP if each.name == "quantised weights"))
+
+
 def run(passes: Iterable[Pass], graph: Graph, context: object) -> Graph:
     """The graph after all passes that have work, in order.
 
@@ -726,7 +729,7 @@ def for_step(
     if graph.programs is not None:
         programs, amp, dtype = graph.programs, scenario.amp, scenario.dtype
         graph = graph.version(f"program {training} {amp} {dtype}", lambda _: programs.of(training, amp, dtype))
-        passes = RECORDED if passes is STEP else (_NAMES,)
+        passes = RECORDED if passes is STEP else _RECORDED_DECODER
     preparation = Preparation(scenario, graph.parameters, logits)
     graph = run(passes, graph, preparation)
     if graph.recorded is None or graph.recorded.other_call is None:

@@ -42,7 +42,9 @@ class Built:
     of_mode: dict[str, bool] = field(default_factory=dict)  # as `Loop.inputs`
     begin: Callable[[bool], None] = lambda training: None  # as that of `Loop`
     uses_cache: bool = False  # in training
-    known: dict[str, Any] = field(default_factory=dict)  # of inputs that the code reads (`known_values.Contents`)
+    input_values: dict[str, Any] = field(
+        default_factory=dict
+    )  # of inputs that the code reads (`known_values.Contents`)
 
     def add(self, name: str, dtype: Any, sizes: list[tuple[str, int]]) -> None:
         """An input by keyword; each axis with its name, "" where it stays as it is."""
@@ -131,7 +133,7 @@ def _recorded(built: Built, options: Mapping[str, Any], as_given: bool = False) 
     from staticmem.recording.record import Loop, record
 
     loop = Loop(built.of_mode, built.begin)
-    record_it = partial(record, known=built.known, as_given=as_given)
+    record_it = partial(record, input_values=built.input_values, as_given=as_given)
     try:
         document = record_it(built.module, built.args, built.kwargs, built.loss, axes=built.axes, loop=loop)
     except StaticmemError as error:
@@ -391,18 +393,18 @@ def _add_images_and_text(built: Built, images: Any, taken: Mapping[str, Any], ex
     count = images.tokens()
     tokens = example.of(TOKENS, count + TEXT)
     built.add("input_ids", torch.int64, [batch, tokens])
-    built.known = {"input_ids": images.ids(count), **images.contents}
+    built.input_values = {"input_ids": images.ids(count), **images.contents}
     _add_pixels(built, images, batch)
     for name in images.named_kinds(taken):
         built.add(name, torch.int64, [batch, tokens])
-        built.known[name] = images.kinds(count)
+        built.input_values[name] = images.kinds(count)
 
 
 def _add_vision(built: Built, images: Any, taken: Mapping[str, Any], batch: tuple[str, int], main: str) -> None:
     """The images alone, as the vision part of a model takes them."""
     images.add_pixels(taken, built.module.dtype)
     images.inputs = {main if name == "pixel_values" else name: value for name, value in images.inputs.items()}
-    built.known = dict(images.contents)
+    built.input_values = dict(images.contents)
     _add_pixels(built, images, batch)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from staticmem import child
 from staticmem.child import Failure, RunError
-from staticmem.errors import UsageError
+from staticmem.errors import ModelFileError, UsageError
 from staticmem.files import temporary_folder
 from staticmem.frontends import recording_format as written
 from staticmem.frontends.architectures import OPTIONS, Architecture
@@ -71,6 +71,10 @@ class BuiltModel(RecordedModel):
         allowed = {option: word for option, word in by_step.items() if architecture.package in OPTIONS[option].packages}
         self.asked = replace(architecture, options={**allowed, **architecture.options})
         document, notes = document_of(self.asked, sizes)
+        self.quantize = self.compute = ""  # how the weights of the checkpoint are packed, as `--quantize` says it
+        if architecture.package == "transformers":
+            described = hub.describe(architecture)
+            self.quantize, self.compute = described.quantize, described.compute
         super().__init__(architecture.path, document, architecture.package)
         self.architecture, self.by_step, self.notes = architecture, by_step, [*self.notes, *notes]
         self.others = [] if others is None else others  # of all recordings of this architecture, in order
@@ -114,6 +118,10 @@ def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[b
 
     Raises as `built_model`.
     """
+    if architecture.package == "transformers" and hub.describe(architecture).quantize:
+        what, why = f"{architecture.given} has packed weights", "An exported graph has them whole."
+        hint = "Add dequantize=yes to the name, and give --quantize to 'staticmem analyze'."
+        raise ModelFileError(what, why, hint, "SM147")
     with ThreadPoolExecutor(1) as beside, temporary_folder() as folder:
         recording = beside.submit(document_of, architecture, None)
         path = os.path.join(folder, f"model{kind}")

@@ -11,15 +11,15 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from staticmem import child
 from staticmem.child import Failure
 from staticmem.errors import UsageError
 from staticmem.files import temporary_folder
-from staticmem.frontends.architectures import HUB, Architecture, config_of, read_config
-from staticmem.frontends.checkpoint import Tensor, loaded_dtype, tensors_of_folder
+from staticmem.frontends.architectures import HUB, Architecture, config_of, packing_of, read_config
+from staticmem.frontends.checkpoint import TORCH, Tensor, loaded_dtype, tensors_of_folder
 from staticmem.ir.graph import Note
 from staticmem.units import format_bytes
 
@@ -43,6 +43,11 @@ FAILURES: child.Failures = {
         "Check the name. A private or gated one needs a token (hf auth login, or HF_TOKEN); a path must exist.",
         "SM415",
     ),
+    "no config": Failure(
+        "{name} has no config.json", "{message}.",
+        "Check the name. Pipelines of diffusers, GGUF files and adapters have none: name the model that they are of.",
+        "SM415",
+    ),
     "memory": Failure("{name} has headers that take too much memory", "{message}.", "Give its config.json.", "SM415"),
     "crash": Failure("the process that asks the Hub ended", "{message}.", "Give the config.json of {name}.", "SM415"),
     "timeout": Failure(
@@ -61,6 +66,8 @@ class Described:
     tensors: Sequence[Tensor] = ()
     place: str = ""
     unread: str = ""
+    quantize: str = ""  # the type of `--quantize` that the weights have, and that of their products
+    compute: str = ""
 
 
 def describe(architecture: Architecture) -> Described:
@@ -72,10 +79,13 @@ def describe(architecture: Architecture) -> Described:
         RunError: the Hub does not give it (SM415).
     """
     described = _of_folder(architecture) if not architecture.revision else _of_hub(architecture)
+    dequantize = architecture.options.get("dequantize") == "yes"
+    config, quantize, compute = packing_of(described.config, architecture.given, dequantize)
+    described = replace(described, config=config, quantize=quantize, compute=compute)
     dtype = loaded_dtype(described.tensors)
     if dtype is None or _says_dtype(described.config):
         return described
-    return Described({**described.config, "dtype": dtype}, described.tensors, described.place, described.unread)
+    return replace(described, config={**described.config, "dtype": dtype})
 
 
 def _of_folder(architecture: Architecture) -> Described:
@@ -132,7 +142,14 @@ def notes_of(architecture: Architecture, described: Described, document: Mapping
             f"the headers of the weights could not be read ({described.unread}): dtypes are those of the config alone"
         )
         notes.append(Note("warning", "SM416", text))
-    if described.tensors and not described.config.get("quantization_config"):
+    if described.quantize:
+        text = (
+            f"its weights are packed by bitsandbytes, as the config says: {described.quantize}, products in "
+            f"{described.compute or 'the type of the model'} (--quantize none, or dequantize=yes: they are whole)"
+        )
+        notes.append(Note("assumption", "SM393", text))
+    is_whole = all(tensor.dtype in TORCH for tensor in described.tensors)
+    if described.tensors and is_whole:
         notes += _differences(described.tensors, _owned(document["parameters"]), _owned(document["buffers"]))
     return notes
 

@@ -36,7 +36,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     try:
         config = asked.content(CONFIG, 0, LARGEST + 1)
         if config is None:
-            raise FailedError("missing", f"{asked.place} has no {CONFIG} of it")
+            raise FailedError("no config", f"{asked.place} has no such file of it, or no such repository")
     except FailedError as failure:
         from_cache = asked.in_cache(failure)
         if from_cache is None:

@@ -77,14 +77,14 @@ def record(
     axes: Sequence[tracing.Axes] | None = None,
     progress: Callable[[int, int], None] | None = None,
     loop: Loop = USUAL_LOOP,
-    known: Mapping[str, known_values.Contents] | None = None,
+    input_values: Mapping[str, known_values.Contents] | None = None,
 ) -> dict[str, Any]:
     """The document of a recording (`frontends.recording_format`).
 
     `args` and `kwargs` are example inputs, on any device. The sizes of `axes`, by default those of `tracing.open_axes`,
     are open if the code allows it; a batch of 1 is recorded as 2, unless the code takes another way then and the
     recording is for the sizes `as_given`. `loss` takes what the module returns, in training. The module is as it was
-    afterwards. `progress` is told how many modes of how many are recorded. `known` has contents of inputs.
+    afterwards. `progress` is told how many modes of how many are recorded. `input_values` makes what inputs hold.
 
     Raises:
         ModelFileError: the code cannot run without data; the message is PyTorch's.
@@ -110,7 +110,7 @@ def record(
                 known_answers(),
                 known_values.known_literals(call.fake),
             ):
-                call.know(known or {})
+                call.know(input_values or {})
                 call.loss, call.progress, call.loop = loss, progress or call.progress, loop
                 document = call.document(tree_leaves((tuple(args), keywords)), opened)
                 document |= {"asked_of_gpu": sorted(asked_of_gpu)} if asked_of_gpu else {}

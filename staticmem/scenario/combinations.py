@@ -283,7 +283,7 @@ STEPS: Table = {
         "How many tokens are cached decides the memory.",
         "Example: --mode generate --prompt 2048 --new-tokens 512",
     ),
-    Combination((COMPILE, STRATEGY, LORA, QUANTIZE, LET_GO), GENERATE, "SM124"): (
+    Combination((COMPILE, STRATEGY, LORA, LET_GO), GENERATE, "SM124"): (
         "Generation is predicted as eager PyTorch runs the exported decoder on one device.",
         "Leave {one} out.",
     ),

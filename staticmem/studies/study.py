@@ -20,6 +20,7 @@ from staticmem.errors import DimensionError, ModelFileError, StaticmemError, Usa
 from staticmem.frontends import open_model
 from staticmem.frontends.architectures import architecture_of
 from staticmem.frontends.recent import MODELS, Recent
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
 from staticmem.liveness import Lifetimes
@@ -124,7 +125,13 @@ class Study:
 
     @cached_property
     def _asked(self) -> tuple[Scenario, list[Note]]:
-        return self.request.scenario()
+        packed = getattr(self.model, "quantize", "")
+        if not packed or self.request.quantize is not None:
+            return self.request.scenario()
+        scenario, notes = replace(self.request, quantize=packed).scenario()
+        compute = dtypes.parse(getattr(self.model, "compute", "")) or scenario.dtype or dtypes.bfloat16
+        assert scenario.quantize is not None
+        return replace(scenario, quantize=replace(scenario.quantize, compute=compute)), notes
 
     def _loss_of_transformers(self) -> tuple[str, str]:
         """The loss that a model of transformers computes from labels, and what the report says of it.

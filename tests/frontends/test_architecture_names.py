@@ -18,6 +18,7 @@ from staticmem.frontends.architectures import (
     below,
     carried_file,
     model_name,
+    packing_of,
     read_config,
     whole,
 )
@@ -117,7 +118,6 @@ def test_names_that_are_refused(given: str, code: str) -> None:
         ({"model_type": 3}, "SM145"),
         ({**LLAMA, "auto_map": {"AutoModel": "modeling.Evil"}}, "SM147"),
         ({**LLAMA, "text_config": [{"auto_map": {"AutoConfig": "c.C"}}]}, "SM147"),
-        ({**LLAMA, "quantization_config": {"bits": 4}}, "SM147"),
         ({**LLAMA, "num_hidden_layers": MOST_PARTS + 1}, "SM147"),
         ({**LLAMA, "depths": [2, 10**9]}, "SM147"),
         ({**LLAMA, "vocab_size": 10**15}, "SM147"),
@@ -176,3 +176,49 @@ def test_what_a_model_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert model_name("config.json") == "config.json"
     monkeypatch.chdir(folder)
     assert model_name("config.json") == "llama-3"
+
+
+def packed(**words: Any) -> dict[str, Any]:
+    return {**LLAMA, "dtype": "float16", "quantization_config": {"quant_method": "bitsandbytes", **words}}
+
+
+def test_packed_weights_are_those_of_quantize() -> None:
+    """As BitsAndBytesConfig of transformers has its defaults."""
+    four = packed(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")
+    double = packed(load_in_4bit=True, bnb_4bit_use_double_quant=True, llm_int8_skip_modules=["lm_head"])
+    eight = packed(load_in_8bit=True)
+    whole_config = {**LLAMA, "dtype": "float16"}
+    for config, expected in (
+        (four, ("nf4", "bfloat16")),
+        (double, ("fp4-dq", "float32")),
+        (eight, ("int8", "float16")),
+        (whole_config, ("", "")),
+    ):
+        assert packing_of(config, "c", False) == (whole_config, *expected)
+        assert packing_of(config, "c", True) == (whole_config, "", "")
+    inside = {"model_type": "llava", "text_config": four}
+    assert packing_of(inside, "c", False) == ({"model_type": "llava", "text_config": whole_config}, "nf4", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("words", "dequantize", "said"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, False, "packed by gptq"),
+        ({"quant_method": "gptq", "bits": 4}, True, "packed by gptq"),
+        ({"quant_method": "fp8"}, False, "packed by fp8"),
+        ({"quant_method": None}, False, "does not name"),
+        ({"load_in_4bit": True, "llm_int8_skip_modules": ["visual"]}, False, "llm_int8_skip_modules"),
+        ({"load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, False, "bnb_4bit_quant_type"),
+    ],
+)
+def test_packings_that_are_not_built(words: dict[str, Any], dequantize: bool, said: str) -> None:
+    with pytest.raises(ModelFileError) as error:
+        packing_of(packed(**words), "c", dequantize)
+    assert error.value.code == "SM147"
+    assert said in error.value.why
+    assert ("dequantize=yes" in error.value.hint) == (words.get("quant_method") == "fp8")
+
+
+def test_methods_that_transformers_loads_whole() -> None:
+    for method in ("fp8", "mxfp4", "compressed-tensors"):
+        assert packing_of(packed(quant_method=method), "c", True) == ({**LLAMA, "dtype": "float16"}, "", "")

@@ -79,3 +79,10 @@ def test_a_file_of_a_similar_name_comes_first(tmp_path: Path, monkeypatch: pytes
     Path("resnet50.onnx").write_bytes(b"x")
     with pytest.raises(ModelFileError, match=r"Did you mean 'resnet50\.onnx'\?"):
         open_model("resnet50.onx")
+
+
+def test_a_pipeline_of_diffusers_has_advice(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    with pytest.raises(ModelFileError, match="is a pipeline of diffusers") as caught:
+        open_model(str(tmp_path))
+    assert "staticmem export" in caught.value.hint

@@ -21,6 +21,7 @@ from staticmem.errors import StaticmemError
 from staticmem.frontends import checkpoint
 from staticmem.frontends.architectures import Architecture, architecture_of, below, whole
 from staticmem.recording import hub
+from staticmem.recording.architectures import exported_file
 
 pytest.importorskip("huggingface_hub")
 
@@ -191,7 +192,7 @@ def test_redirects_are_followed_and_the_token_stays(server: Hub, monkeypatch: py
         ((403, "GatedRepo"), "is gated", "Accept its conditions"),
         ((401, "GatedRepo"), "is gated", "Accept its conditions"),
         ((404, "RevisionNotFound"), "is not on the Hub", "Check the name"),
-        ((404, "EntryNotFound"), "is not on the Hub", "Check the name"),
+        ((404, "EntryNotFound"), "has no config.json", "diffusers"),
         ((503, ""), "cannot be read", "HF_ENDPOINT"),
         (3.0, "cannot be read", "HF_HUB_DOWNLOAD_TIMEOUT"),
     ],
@@ -271,7 +272,7 @@ def test_a_name_without_hf_is_asked_where_no_path_is(
     assert "is no path here: the Hugging Face Hub is asked for hf:Owner/Net" in capsys.readouterr().err
     (note,) = hub.notes_of(found, hub.describe(found), DOCUMENT)
     assert note.text.startswith("Owner/Net,seq=8 is no path here")
-    assert "64,000 BF16 (125.00 KiB)" in note.text
+    assert "64,000 BF16 (125 KiB)" in note.text
     assert (whole("Owner/Net"), below("folder", "hf:Owner/Net")) == ("Owner/Net", "hf:Owner/Net")
     for path in ("models/resnet.onnx", "a/b/c", "net", "../net", "Owner/"):
         assert architecture_of(path) is None
@@ -330,3 +331,16 @@ def test_every_verb_takes_a_name_of_the_hub(server: Hub, capsys: pytest.CaptureF
         for verb in (["analyze"], ["levers"], ["size"], ["sweep", "--what-if", "batch=1,2", "-j", "1"]):
             assert main([verb[0], "hf:Owner/Net", "--no-config", "--optimizer", "adam", *verb[1:]]) == 2
             assert "transformers is not installed [SM146]" in capsys.readouterr().err
+
+
+def test_packed_weights_of_a_config_are_said(tmp_path: Path) -> None:
+    packing = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": packing}))
+    described = hub.describe(asked(f"transformers:{tmp_path}"))
+    assert (described.config, described.quantize, described.compute) == (CONFIG, "nf4", "float32")
+    (note,) = hub.notes_of(ARCHITECTURE, described, DOCUMENT)
+    assert (note.code, note.text.startswith("its weights are packed by bitsandbytes")) == ("SM393", True)
+    assert not hub.describe(asked(f"transformers:{tmp_path},dequantize=yes")).quantize
+    with pytest.raises(StaticmemError, match="has packed weights") as error:
+        exported_file(asked(f"transformers:{tmp_path}"), ".pt2", True)
+    assert "dequantize=yes" in error.value.hint

@@ -41,7 +41,7 @@ def document(module: Any, contents: Contents | None = GRIDS, **inputs: Any) -> d
     from staticmem.recording.record import record
 
     axes = [dict.fromkeys((0,), "seq") if name == "ids" else {} for name in inputs]
-    return record(module, (), inputs, axes=axes, known=contents)
+    return record(module, (), inputs, axes=axes, input_values=contents)
 
 
 def images(rows: int = 14) -> dict[str, Any]:

@@ -159,3 +159,21 @@ def test_lengths_of_generation_are_that_of_the_prompt() -> None:
     with pytest.raises(UsageError, match="with --mode generate") as error:
         staticmem.max_dim(str(FOLDER / "llama.pt2"), "1GiB", "seq", mode="generate", prompt=64, new_tokens=8)
     assert "--max-dim prompt" in error.value.hint
+
+
+@pytest.mark.parametrize("quantize", ["nf4", "nf4-dq", "int8"])
+def test_packed_weights_generate(quantize: str) -> None:
+    """Linear layers but the head are packed in prefill and decode step; one row a product reads them as they are."""
+
+    def study(**more: Any) -> Study:
+        words = {"mode": "generate", "batch": 1, "prompt": 128, "new_tokens": 8, "dtype": "bf16", **more}
+        return Study.open(FOLDER / "llama.pt2", Request(**words))
+
+    whole, packed = study(), study(quantize=quantize)
+    taken = [dict(one.report.peak.by_category)["parameter"] for one in (whole, packed)]
+    count = sum(note.count for note in packed.report.assumptions if note.code == "SM276")
+    names = [p.fqn for p in whole.graph.parameters if "_proj" in p.fqn]
+    numbers = sum(p.value.numel for p in whole.graph.parameters if p.fqn in names)
+    assert count == len(names)
+    assert taken[0] - taken[1] == numbers * (1 if quantize == "int8" else 1.5)
+    assert any(op.target.startswith("bitsandbytes::linear") for op in packed.graph.ops)
