@@ -449,6 +449,13 @@ def _head_loss(preparation: Preparation) -> tuple[str, int | None] | None:
     return scenario.loss, scenario.target_length
 
 
+_QUANTISED = Pass(
+    "quantised weights",
+    "weights of linear layers in few bits, with their statistics, as bitsandbytes holds them",
+    "transformers/integrations/bitsandbytes.py, replace_with_bnb_linear",
+    "requested.quantized_weights:quantize",
+    option=_quantized_weights,
+)
 STEP = (
     Pass(
         "variables let go of",
@@ -548,13 +555,7 @@ STEP = (
         option=_frozen_names,
         fact=attrgetter("parameters"),
     ),
-    Pass(
-        "quantised weights",
-        "weights of linear layers in few bits, with their statistics, as bitsandbytes holds them",
-        "transformers/integrations/bitsandbytes.py, replace_with_bnb_linear",
-        "requested.quantized_weights:quantize",
-        option=_quantized_weights,
-    ),
+    _QUANTISED,
     Pass(
         "adapters",
         "low-rank adapters of --lora beside layers, and everything else frozen",
@@ -609,7 +610,7 @@ RECORDED = (_NAMES, *(each for each in STEP if each.name in _ON_RECORDINGS))
 whose type another tensor decides."""
 
 
-_RECORDED_DECODER = (_NAMES, *(each for each in STEP if each.name == "quantised weights"))
+_RECORDED_DECODER = _NAMES, _QUANTISED
 
 
 def run(passes: Iterable[Pass], graph: Graph, context: object) -> Graph:
