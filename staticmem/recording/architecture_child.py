@@ -319,6 +319,9 @@ def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str
         tokens = example.of(TOKENS, built.kwargs["input_ids"].shape[1])
     elif main in ("pixel_values", "hidden_states") and "grid_thw" in taken:
         _add_vision(built, _images_beside_text(model, config, example, options), taken, batch, main)
+    elif main == "input_ids" and "input_features" in taken:
+        why = "it reads sound beside its text; for the text alone give the class of it (head=...ForCausalLM)"
+        raise FailedError("refused", why)
     elif main == "input_ids":
         built.add(main, torch.int64, [batch, tokens])
         if options.get("mask") == "yes":

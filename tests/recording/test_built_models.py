@@ -363,6 +363,21 @@ def test_spectrograms_have_the_sizes_of_the_config() -> None:
         assert built.axes == [axes]
 
 
+def test_sound_beside_text_is_refused() -> None:
+    """The text alone would be told as the whole."""
+
+    class Model:
+        main_input_name = "input_ids"
+
+        def forward(self, input_ids: Any, input_features: Any) -> Any:
+            return input_ids
+
+    config = mock.Mock(is_encoder_decoder=False, max_position_embeddings=64)
+    config.get_text_config.return_value = config
+    with pytest.raises(FailedError, match="sound beside its text"):
+        architecture_child._with_inputs(Model(), config, architecture_child.Example({"sizes": None, "options": {}}), {})
+
+
 class _Cache:
     """Keys and values, as an object of its own."""
 
