@@ -128,10 +128,11 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  SM520  " in out
     assert "  SM528  " in out
     answer = " ".join(out.split("\n\n")[0].split())
-    assert answer.startswith("Peak ")
-    assert "ONNX Runtime (CPU), resnet18.onnx, batch 4." in answer
+    needs, _, rest = answer.partition(". ")
+    assert needs.endswith(" of main memory with weights and inputs")
+    assert "\n\nONNX Runtime (CPU), resnet18.onnx, batch 4\n" in out
     code, quiet, _ = run(capsys, RESNET, "-b", "4", "-q")
-    assert quiet.splitlines() == [answer]
+    assert quiet.splitlines() == [f"{needs} (ONNX Runtime (CPU), resnet18.onnx, batch 4). {rest}"]
     assert "threads are assumed" not in run(capsys, RESNET, "-b", "4", "--threads", "2")[1]
 
 

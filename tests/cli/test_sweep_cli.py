@@ -46,7 +46,7 @@ def test_init_then_sweep_then_analyze(
     out, err = said(capsys, "analyze", "--batch", "2")
     assert err == "Using staticmem.yaml\n"
     assert out.startswith("Fits an H100 ")
-    assert "batch 2, Adam" in out.split("\n\n")[0]
+    assert "batch 2, Adam" in out.split("\n\n")[1]
     out, err = said(capsys, "analyze", "--no-config", code=2)
     assert "no model to analyse" in err
 
@@ -137,7 +137,7 @@ def test_sweep_with_cards(capsys: pytest.CaptureFixture[str]) -> None:
     out, _ = said(capsys, *words, "--gpu", "1340MiB", "--gpu", "l4")
     last = out.split("\n\n")[0].replace("\n", " ")
     assert last.startswith("2 configurations; none fits 1340mib, 1 is tight (its upper estimate is the whole card); ")
-    assert "1 fit l4" in last or "2 fit l4" in last
+    assert "1 fits l4" in last or "2 fit l4" in last
     out, _ = said(capsys, *words, "--gpu", "2GiB", "--meter", "live")
     assert "may fit" in out
     out, err = said(capsys, *words, "--gpu", "2GiB", "--max-batch")
@@ -170,7 +170,7 @@ def test_largest_batch(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["scenario"]["batch"] == found["batch"] > 0
     assert report["peak"]["device_bytes"] == found["device_bytes"] <= 3 << 30 < found["next_device_bytes"]
     out, _ = said(capsys, *words, "--gpu", "3GiB", "--batch", "1", "-q")
-    assert f"The largest batch on 3gib is {found['batch']} (" in out
+    assert f"The largest batch that fits is {found['batch']} (" in out
     assert "batch 1," in out
     out, _ = said(capsys, *words, "--gpu", "64MiB", "-q")
     assert "No batch fits 64mib" in out
