@@ -355,8 +355,7 @@ def largest_text(report: model.Report, view: View = PLAIN) -> str:
         return ""
     name = view.style.plain(largest.dim)
     if largest.size == 0:
-        least = "" if largest.next_device_bytes is None else f": the least needs {view.size(largest.next_device_bytes)}"
-        return f"No {name} fits{least}."
+        return f"No {name} fits."
     beyond = "the model takes none larger" if largest.size < model.MOST_BATCH else "larger ones are not tried"
     need = largest.device_bytes or 0
     if largest.next_device_bytes is not None:
