@@ -152,7 +152,7 @@ class _Builder:
         """The numbers of the nodes that tensors lead to at a moment, and of those that have saved something."""
         nodes = self.keepers.nodes
         held = [index for index, _ in self._open_holds()]
-        waiting = [number for index in held if (number := self.keepers.kept_by_hold(index, tick)) is not None]
+        waiting = [number for index in held for number in self.keepers.kept_by(index, tick, tick + 1)]
         waiting += [self.saved_by[index] for index in held if index in self.saved_by]
         reached = dict.fromkeys(waiting)
         while waiting:
@@ -191,25 +191,16 @@ class _Builder:
             owner = self._owner(self._key(hold)) if saving is None else _autograd(saving)
             end = self.lifetimes.ticks if hold.end is None else hold.end
             self._connect(owner, _storage(hold.buffer), "holds", hold.start, end)
-            if self.tick is not None:
-                kept = self.keepers.kept_by_hold(index, self.tick)
-                if kept is not None and _autograd(kept) in self.result:
-                    self._connect(owner, _autograd(kept), "keeps", hold.start, end)
-        if self.tick is None:
-            for index, hold in self._open_holds():
-                self._add_kept_nodes(index, hold)
+            span = (hold.start, end) if self.tick is None else (self.tick, self.tick + 1)
+            for number in self.keepers.kept_by(index, *span):  # nodes that the tensor had while it was held
+                if _autograd(number) in self.result:
+                    self._connect(owner, _autograd(number), "keeps", hold.start, end)
 
     def _key(self, hold: Hold) -> OwnerKey:
         """The owner of a hold; the model's trace has the inputs, which a variable of the loop has."""
         if hold.kind is Reason.MODEL and self.trace.buffers.categories[hold.buffer] == "input":
             return hold.kind, _BATCH, -1
         return hold.kind, hold.who, hold.op
-
-    def _add_kept_nodes(self, index: int, hold: Hold) -> None:
-        """The nodes that the tensor of a hold had while it was held."""
-        end = self.lifetimes.ticks if hold.end is None else hold.end
-        for number in self.keepers.all_kept_by(index, hold.start, end):
-            self._connect(self._owner(self._key(hold)), _autograd(number), "keeps", hold.start, end)
 
     def _connect(self, source: str, target: str, kind: str, start: int, end: int) -> None:
         edge = self.result.get_edge_data(source, target)

@@ -7,7 +7,6 @@ what the checkpoint has saved. `watched_step` runs the step again and notes thes
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 
 from staticmem.eager.context import Eager
@@ -45,13 +44,7 @@ class Keepers:
         """`kept` has for the index of a hold, in order of time, (tick, number of the node of its tensor from then)."""
         self.nodes, self._kept = nodes, kept
 
-    def kept_by_hold(self, hold: int, tick: int) -> int | None:
-        """The number of the node that the tensor of a hold had at `tick`."""
-        changes = self._kept.get(hold, ())
-        place = bisect_right(changes, tick, key=lambda change: change[0])
-        return changes[place - 1][1] if place else None
-
-    def all_kept_by(self, hold: int, start: int, end: int) -> Iterator[int]:
+    def kept_by(self, hold: int, start: int, end: int) -> Iterator[int]:
         """The numbers of the nodes that the tensor of a hold had in [start, end)."""
         changes = self._kept.get(hold, ())
         for place, (tick, number) in enumerate(changes):

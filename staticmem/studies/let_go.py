@@ -35,12 +35,8 @@ _LOOP = SourceLine("", 0, "", "")  # any, of the training loop
 
 def worth_letting_go(study: Study) -> tuple[LetGo, ...]:
     """What `letting_go` says with the peaks, those that save most first."""
-    before, request = study.lifetimes.peak_bytes, study.request
-    rows = []
-    for lever in letting_go(study):
-        peak = study.ask(replace(request, gpu=None, **lever.options)).lifetimes.peak_bytes
-        if peak < before:
-            rows.append(LetGo(lever.does, as_flags(lever.options), peak, before - peak, lever.note))
+    before, found = study.lifetimes.peak_bytes, letting_go(study)
+    rows = [LetGo(one.does, as_flags(one.options), peak, before - peak, one.note) for one, peak in found]
     return tuple(sorted(rows, key=lambda row: (row.live_bytes, row.does)))
 
 
@@ -67,8 +63,8 @@ def _of_loop(study: Study) -> Iterator[dict[str, Holder]]:
         yield {LOSS_OF_LOOP: ("loss", "after", _LOOP), **({_TOO: ("outputs", "after", _LOOP)} if held else {})}
 
 
-def letting_go(study: Study) -> Iterator[Lever]:
-    """Changes of the code that let go of a variable, each of which makes the peak smaller."""
+def letting_go(study: Study) -> Iterator[tuple[Lever, int]]:
+    """Changes of the code that let go of a variable, each of which makes the peak smaller, and that peak."""
     request = study.request
     groups, note = [*_of_loop(study)], ""
     if not request.compile and study.graph.recorded is not None:
@@ -96,12 +92,14 @@ def letting_go(study: Study) -> Iterator[Lever]:
         fewer = [one for one in needed if one is not group]
         if fewer and peak_without(fewer) == least:
             needed = fewer
-    together = [needed] if len(needed) > 1 and least < min(alone) else []
-    for some in (*together, *([group] for group, peak in zip(groups, alone, strict=True) if peak < before)):
+    together = [(needed, least)] if len(needed) > 1 and least < min(alone) else []
+    for some, peak in (*together, *(([group], peak) for group, peak in zip(groups, alone, strict=True))):
+        if peak >= before:
+            continue
         holders = {key: holder for group in some for key, holder in group.items()}
         if _OUTPUTS in holders:
             holders.pop(_TOO, None)
-        yield Lever(_does(holders.values()), options(some), SAME, note)
+        yield Lever(_does(holders.values()), options(some), SAME, note), peak
 
 
 def _groups(graph: Graph, training: bool) -> list[dict[str, Holder]]:

@@ -137,7 +137,7 @@ def candidates(study: Study) -> Iterator[Lever]:
     if scenario.cuda_graphs:
         note = "their pool keeps what eager code could use between them"
         yield Lever("compiled code without CUDA graphs", {"compile_mode": DEFAULT_MODE}, SAME, note)
-    yield from letting_go(study)
+    yield from (lever for lever, _ in letting_go(study))
     if scenario.training:
         yield from checkpoint_levers(study)
         yield from _offloading(study)
