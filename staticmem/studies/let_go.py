@@ -35,8 +35,8 @@ _LOOP = SourceLine("", 0, "", "")  # any, of the training loop
 
 def worth_letting_go(study: Study) -> tuple[LetGo, ...]:
     """What `letting_go` says with the peaks, those that save most first."""
-    before, found = study.lifetimes.peak_bytes, letting_go(study)
-    rows = [LetGo(one.does, as_flags(one.options), peak, before - peak, one.note) for one, peak in found]
+    before, levers = study.lifetimes.peak_bytes, letting_go(study)
+    rows = [LetGo(one.does, as_flags(one.options), peak, before - peak, one.note) for one, peak in levers]
     return tuple(sorted(rows, key=lambda row: (row.live_bytes, row.does)))
 
 
