@@ -141,7 +141,7 @@ def picture_of(rows: list[Outcome]) -> str:
         parts.append(f'<path d="M{10 + limit:.1f} {top + 15}v18" stroke="#888" stroke-width="2"/>')
         if row["change"]:
             before = 10 + 700 * (row["bytes"] - row["change"]) / most
-            parts.append(f'<path d="M{before:.1f} {top + 18}v12" stroke="#888" stroke-dasharray="2"/>')
+            parts.append(f'<path d="M{before:.1f} {top + 18}v12" stroke="#fff" stroke-width="2"/>')
     style = "text{font:12px sans-serif;fill:#888}"
     frame = f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{20 + 44 * len(rows)}">'
     return "\n".join([frame, f"<style>{style}</style>", *parts, "</svg>\n"])
