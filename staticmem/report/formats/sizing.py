@@ -60,8 +60,8 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
         text.wrap(f"{why}: {names}", "    ", "  ")
     if sizing.levers:
         text.heading(f"What would make it smaller ({levers_meter(sizing)})")
-        rows = [(view.size(lever.saved_bytes), lever.what, lever.flags) for lever in sizing.levers]
-        text.lines += columns(rows, style, right=(0,), indent="  -", optional=(1,), whole=(2,), heads=False)
+        rows = [(f"-{view.size(lever.saved_bytes)}", lever.what, lever.flags) for lever in sizing.levers]
+        text.lines += columns(rows, style, right=(0,), indent="  ", optional=(1,), whole=(2,), heads=False)
     for title, notes in (("Assumptions", sizing.assumptions if view.verbose else ()), ("Warnings", sizing.warnings)):
         if notes:
             text.heading(title)
