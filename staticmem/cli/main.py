@@ -1,6 +1,6 @@
 """The `staticmem` command: finds the verb, turns errors into three lines and an exit code.
 
-Exit codes: 0 done; 1 --strict found unknown ops; 2 it could not be done; 130 interrupted; 143 terminated; 129 its
+Exit codes: 0 done; 1 a gate is not met; 2 it could not be done; 130 interrupted; 143 terminated; 129 its
 terminal was closed.
 """
 
@@ -33,7 +33,7 @@ examples:
   staticmem analyze model.onnx --optimizer sgd --momentum 0.9 --explain-peak
 
 'staticmem analyze -h' has the flags of every day, '--help' has all.
-Exit codes: 0 done, 1 --strict failed, 2 not possible, 130 interrupted.
+Exit codes: 0 done, 1 a gate is not met, 2 not possible, 130 interrupted.
 """
 
 # the module of each verb, in which `add_VERB` makes its parser

@@ -32,8 +32,8 @@ class CompileOptions:
         details="`reduce-overhead` and `max-autotune` run CUDA graphs ([compile](compile.md#cuda-graphs))",
     )
     activation_memory_budget: float = option(
-        1.0, LEVERS, "fraction", "SHARE", "share of what the compiler would save for the backward that it may save",
-        example="0.5", details="1 saves what is cheapest in time, 0 computes all of the forward again",
+        1.0, LEVERS, "fraction", "SHARE", "share of what the compiler would save for the backward that it may keep",
+        example="0.5", details="The rest is computed again: 1 keeps what is cheapest in time, 0 nothing of the forward",
     )
     # fmt: on
 

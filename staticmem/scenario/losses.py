@@ -47,8 +47,8 @@ class LossOptions:
         "`out=cross-entropy,aux=0.4*cross-entropy` sums losses of several. [Losses](levers.md#losses) has all",
     )
     target_length: int | None = option(
-        None, STEP, "whole", "N", "labels of the longest target, with --loss ctc", training=True, example="50",
-        unset="as many as the output has frames, which is the most that can be aligned",
+        None, STEP, "whole", "N", "length of the longest target, with --loss ctc", training=True, example="50",
+        unset="the number of output frames, the most that CTC allows",
     )
     # fmt: on
 

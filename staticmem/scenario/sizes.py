@@ -16,7 +16,8 @@ class Sizes:
 
     batch: int | None = option(
         None, SIZES, "whole", "N", "size of axis 0 of every input", letter="-b", example="32",
-        details="A size that the export fixed for all inputs is changed; axes of 1 stay. An open one is 1 by default",
+        details="An open axis is 1 without it. Where no axis is open, the size that the export fixed is changed; an "
+        "axis of 1 beside larger ones stays. Different fixed sizes are an error (SM120): `--dim INPUT[0]=N` names one",
     )
     resolution: int | tuple[int, int] | None = option(
         None, SIZES, "resolution", "N|HxW", "height and width of 4-D image inputs, one number for both", example="224",

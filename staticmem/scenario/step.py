@@ -45,9 +45,9 @@ class Loop:
         needs=BACKWARD,
     )
     zero_grad: str = option(
-        FIRST, LEVERS, "choice", "WORD", "when zero_grad() of a step runs: before its forward, or after",
+        FIRST, LEVERS, "choice", "WORD", "when zero_grad() of a step runs: before its forward, or after it",
         choices=(FIRST, AFTER_FORWARD), example=AFTER_FORWARD, needs=BACKWARD,
-        details="`after-forward` is Lightning's: gradients of the step before are there through the forward",
+        details="`after-forward`, as in Lightning: gradients of the previous step stay during the forward",
     )
     clip_grad_norm: bool = option(
         False, LEVERS, "switch", "", "torch.nn.utils.clip_grad_norm_ before the step", needs=UPDATED,

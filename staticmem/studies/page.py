@@ -82,7 +82,7 @@ def extras(
 
 
 BUDGET = 30_000  # ops over all traced steps; a step of an op takes about 0.1 ms
-LARGEST = 65_536  # batch: sliders end here, or where no card of the catalogue has the memory
+LARGEST = 65_536  # batch: sliders end here, or where no card of the catalog has the memory
 
 _OPTIMIZERS = (("sgd", 0.0), ("sgd", 0.9), ("adamw", 0.0))
 _PRECISIONS: tuple[tuple[str | None, str | None], ...] = ((None, None), (None, "bfloat16"), ("bfloat16", None))

@@ -49,7 +49,7 @@ def load(file: str, cards: Mapping[str, Gpu]) -> dict[str, Price]:
     """Prices by the slug of a card.
 
     Raises:
-        UsageError: the file cannot be read, or names a card that is not in the catalogue.
+        UsageError: the file cannot be read, or names a card that is not in the catalog.
     """
     path = Path(file)
     document = _read_csv(path) if path.suffix.lower() == ".csv" else read_yaml(path)

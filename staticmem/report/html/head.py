@@ -108,7 +108,7 @@ def _smallest(cards: Sequence[CardRow], view: View) -> str:
         return (
             f"The smallest GPU here that has room is the {esc(fitting.name)} ({view.size(fitting.headroom)} to spare)."
         )
-    return "No GPU of the catalogue has the memory." if cards else ""
+    return "No GPU of the catalog has the memory." if cards else ""
 
 
 def meters(report: Report, view: View) -> str:
