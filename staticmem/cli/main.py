@@ -68,10 +68,49 @@ VERBS = tuple(MODULES)
 HIDDEN = {"schema": "setup"}
 
 
+SEVERAL = "Several cards are 'staticmem size --gpu A --gpu B', several sizes 'staticmem sweep --what-if batch=8,16'."
+
+
+class TakenOnce(argparse.Action):
+    """Stores the value of a flag that takes one. argparse keeps the last of several, so that the others are ignored.
+
+    `text` is what was read last, as it was written.
+    """
+
+    text = ""
+    taken: tuple[argparse.Namespace, str, Any] | None = None
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        if option_string is not None and self.taken is not None and self.taken[0] is namespace:
+            _, text, value = self.taken
+            if text != self.text and value != values:
+                what = f"{self.option_strings[-1]} is given twice: '{text}' and '{self.text}'"
+                raise UsageError(what, "It takes one value.", f"Leave one of them out. {SEVERAL}", "SM140")
+        self.taken = (namespace, self.text, values)
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with errors as `UsageError`, so that all errors look alike. `verbs` are the parsers of the verbs."""
 
     verbs: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in (None, "store"):  # groups of flags have the actions of their parser
+            self.register("action", name, TakenOnce)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        value = super()._get_value(action, arg_string)
+        if isinstance(action, TakenOnce):
+            action.text = arg_string
+        return value
 
     def error(self, message: str) -> NoReturn:
         hint = f"See '{self.prog} --help'."
@@ -83,9 +122,7 @@ class Parser(argparse.ArgumentParser):
             if word.startswith("--"):
                 hint = self._suggestion(word) or hint  # a verb has too many flags to list
             elif "unrecognized" in message and not word.startswith("-"):
-                hint = (
-                    "A flag takes one value: several are --gpu A --gpu B, or --what-if batch=8,16 of 'staticmem sweep'."
-                )
+                hint = f"A flag takes one value. {SEVERAL}"
         raise UsageError(message, "The command line was not understood.", hint, code="SM140")
 
     def _suggestion(self, word: str) -> str:

@@ -45,8 +45,8 @@ DIFF_EXAMPLES = """\
 examples:
   staticmem diff old.pt2 new.pt2 --batch 32 --optimizer adam
   staticmem analyze model.pt2 --optimizer adam --explain-peak -o main.json
-  staticmem diff main.json model.pt2 --optimizer adam --max-increase 5%%
-      exit code 1 if the peak grows by more than 5 %%
+  staticmem diff main.json model.pt2 --optimizer adam --max-increase 5%
+      exit code 1 if the peak grows by more than 5 %
   staticmem diff before.pickle after.pickle
   staticmem diff rank*.pickle
 """

@@ -251,7 +251,9 @@ def find(query: str, file: str | os.PathLike[str] | None = None) -> Gpu:
     size = parse_size(query)
     if size is None:
         why = "A GPU is a name of the catalog or a size such as 24GB."
-        several = "Each has its own flag: --gpu l4 --gpu t4." if "," in query else ""
+        several = (
+            "Several are compared by 'staticmem size', each with its flag: --gpu l4 --gpu t4." if "," in query else ""
+        )
         raise UsageError(f"unknown GPU '{query}'", why, several or near(slug, gpus, file), code="SM402")
     if size <= 0:
         raise UsageError(f"a GPU of {query}", "A size is more than zero.", code="SM402")

@@ -34,6 +34,7 @@ class TensorChange:
     name: str
     module: str
     category: str
+    dtype: str
     before_shape: tuple[int, ...] | None
     after_shape: tuple[int, ...] | None
     before: int
@@ -58,7 +59,8 @@ class ReportDiff:
     """`settings` are the words of the scenario that differ, as (name, before, after). Largest changes come first.
 
     `new` are tensors alive at the second peak alone, `gone` those at the first alone, `changed` those in both with
-    other bytes. `complete` is False where a saved report lists only its largest tensors.
+    other bytes. `complete` is False where a saved report lists only its largest tensors: what is new, gone or changed
+    is not known then, and these are empty.
     """
 
     schema: str
@@ -81,7 +83,8 @@ class ReportDiff:
 
 def diff(before: Report, after: Report) -> ReportDiff:
     """The differences of two reports; of any models."""
-    tensors = _tensors(before.alive, after.alive)
+    complete = all(len(report.alive) == report.peak.tensors for report in (before, after))
+    tensors = _tensors(before.alive, after.alive) if complete else []
     meters = [change(m, getattr(before.peak, f"{m}_bytes"), getattr(after.peak, f"{m}_bytes")) for m in METERS]
     return ReportDiff(
         schema=SCHEMA,
@@ -95,7 +98,7 @@ def diff(before: Report, after: Report) -> ReportDiff:
         new=tuple(t for t in tensors if t.before_shape is None),
         gone=tuple(t for t in tensors if t.after_shape is None),
         changed=tuple(t for t in tensors if t.before_shape is not None and t.after_shape is not None),
-        complete=all(len(report.alive) == report.peak.tensors for report in (before, after)),
+        complete=complete,
     )
 
 
@@ -151,7 +154,7 @@ def _tensors(before: Sequence[TensorEntry], after: Sequence[TensorEntry]) -> lis
     for key in dict.fromkeys((*sums[0], *sums[1])):
         old, new = sums[0][key], sums[1][key]
         if old != new:
-            _, module, category, _ = key
+            _, module, category, dtype = key
             shape = [some.get(key) for some in shapes]
-            rows.append(TensorChange(names[key], module, category, shape[0], shape[1], old, new, new - old))
+            rows.append(TensorChange(names[key], module, category, dtype, shape[0], shape[1], old, new, new - old))
     return sorted(rows, key=lambda t: (-abs(t.delta), t.module, t.name))

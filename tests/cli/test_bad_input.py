@@ -38,6 +38,36 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     return lines
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpu", "h100", "--gpu", "l4"), "--gpu is given twice: 'h100' and 'l4'"),
+        (("--batch", "4", "-b", "8"), "--batch is given twice: '4' and '8'"),
+        (("--resolution", "224", "--resolution=256"), "--resolution is given twice: '224' and '256'"),
+        (("-f", "json", "--format", "md"), "--format is given twice: 'json' and 'md'"),
+    ],
+)
+def test_two_values_of_one_flag(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
+    """argparse takes the last, and the one before would be ignored."""
+    assert main(["analyze", SEED, *words]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {said} [SM140]")
+
+
+def test_one_value_twice_and_lists_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("analyze", "--batch", "4", "--batch", "4"), ("size", "--gpu", "h100", "--gpu", "l4")):
+        verb, *flags = words
+        assert main([verb, SEED, *flags, "-q"]) == 0
+    capsys.readouterr()
+    assert main(["analyze", SEED, "--gpu", "h100,l4"]) == 2
+    assert "'staticmem size', each with its flag: --gpu l4 --gpu t4" in capsys.readouterr().err
+
+
+def test_examples_of_help_are_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["diff", "--help"])
+    assert "%%" not in capsys.readouterr().out
+
+
 def written(path: Path, data: bytes) -> str:
     path.write_bytes(data)
     return str(path)

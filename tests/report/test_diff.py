@@ -39,6 +39,24 @@ def test_parts_add_up(small: Report, large: Report) -> None:
     assert {name for name, _, _ in found.settings} >= {"batch", "optimizer"}
 
 
+def test_what_a_saved_report_does_not_list_is_not_told(small: Report, large: Report) -> None:
+    """A tensor below the ten largest is neither new nor gone."""
+    cut = replace(small, alive=small.alive[:10])
+    for found in (diff(cut, large), diff(large, cut), diff(cut, cut)):
+        assert not found.complete
+        assert (found.new, found.gone, found.changed) == ((), (), ())
+        assert "tensors at the peak" not in render(found)
+        assert "Tensors are not compared" in render(found)
+        assert "Tensors are not compared" in render_markdown(found)
+
+
+def test_tensors_have_their_dtype(small: Report) -> None:
+    half = analyze(MODELS / "resnet18.pt2", batch=2, optimizer="adam", dtype="bf16")
+    text = render(diff(small, half), View(top=500))
+    assert "conv1.weight  float32[64, 3, 7, 7]" in text
+    assert "conv1.weight  bfloat16[64, 3, 7, 7]" in text
+
+
 def test_order_of_sides(small: Report, large: Report) -> None:
     there, back = diff(small, large), diff(large, small)
     assert [(m.before, m.after) for m in there.meters] == [(m.after, m.before) for m in back.meters]

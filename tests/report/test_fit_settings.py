@@ -78,6 +78,7 @@ def test_training_arguments() -> None:
     plain = arguments("plain")
     assert (plain["per_device_train_batch_size"], plain["gradient_accumulation_steps"]) == (8, 1)
     assert plain["max_grad_norm"] == 0.0
+    assert "weight_decay" not in plain
     assert "optim" not in plain, "transformers has no name for Adam"
     half = arguments("float16")
     assert (half["fp16"], half["bf16"], half["max_grad_norm"], half["optim"]) == (True, False, 1.0, "adamw_torch")
@@ -92,6 +93,17 @@ def test_training_arguments() -> None:
     cast = arguments("zero1")  # DeepSpeed's fp16 section casts the model, and the trainer has to agree
     assert cast["fp16"]
     assert cast["deepspeed"]["fp16"] == {"enabled": True}
+
+
+def test_no_default_of_a_library_is_changed_unsaid() -> None:
+    """Decay decides no memory of AdamW, so that its default stays; clipping does, and what turns it off says so."""
+    asked: dict[str, Any] = {"optimizer": "adamw"}
+    for library in ("pytorch", "transformers"):
+        assert "weight_decay" not in LIBRARIES[library].text(run_of(asked))
+        assert "weight_decay=0.1" in LIBRARIES[library].text(run_of({**asked, "weight_decay": 0.1}))
+    off = "# 0 turns clipping off"
+    assert off in LIBRARIES["transformers"].text(run_of(asked))
+    assert off not in LIBRARIES["transformers"].text(run_of({**asked, "clip_grad_norm": True}))
 
 
 def test_deepspeed() -> None:

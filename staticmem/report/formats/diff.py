@@ -9,10 +9,13 @@ from staticmem.report.formats import Format
 from staticmem.report.markdown import code, details, escape, table
 from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import PLAIN, Text, View, columns
-from staticmem.report.verdict import category_name, tensor_name
+from staticmem.report.verdict import category_name, shape_text, tensor_name
 
 Row = tuple[str, str, str, str]
 TOP = 10  # modules, and tensors of each kind
+INCOMPLETE = (
+    "Tensors are not compared: a saved report lists its largest only. Save it with --explain-peak for all of them."
+)
 
 
 def headline(d: ReportDiff, view: View = PLAIN) -> str:
@@ -67,7 +70,7 @@ def meter_rows(d: ReportDiff, view: View) -> list[Row]:
 
 
 def _tensor(t: TensorChange, view: View) -> Row:
-    shapes = [f"[{', '.join(map(str, s))}]" for s in (t.before_shape, t.after_shape) if s is not None]
+    shapes = [shape_text(t.dtype, s) for s in (t.before_shape, t.after_shape) if s is not None]
     change = shapes[0] if len(set(shapes)) == 1 else " -> ".join(shapes)
     before = None if t.before_shape is None else t.before
     after = None if t.after_shape is None else t.after
@@ -109,7 +112,7 @@ def render(d: ReportDiff, view: View = PLAIN) -> str:
         text.lines += columns(rows, view.style, right=(1, 2), indent="  ", colour=_colour)
     if not d.complete:
         text.lines.append("")
-        text.add("A saved report lists its largest tensors only: save it with --explain-peak for all of them.")
+        text.add(INCOMPLETE)
     return text.end()
 
 
@@ -132,6 +135,8 @@ def render_markdown(d: ReportDiff, view: View = PLAIN) -> str:
         folded.append(f"{title}\n\n{table(heads, named)}")
     if folded:
         parts.append(details("Categories, modules, tensors", "\n\n".join(folded)))
+    if not d.complete:
+        parts.append(escape(INCOMPLETE))
     return "\n\n".join(parts) + "\n"
 
 

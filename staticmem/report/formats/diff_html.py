@@ -5,7 +5,7 @@ from __future__ import annotations
 from staticmem.frontends.architectures import model_name
 from staticmem.report.diff import ReportDiff
 from staticmem.report.formats import Format
-from staticmem.report.formats.diff import Row, headline, meter_rows, sections
+from staticmem.report.formats.diff import INCOMPLETE, Row, headline, meter_rows, sections
 from staticmem.report.html.page import data, esc, json_text, name, page, section, table
 from staticmem.report.json import to_json
 from staticmem.report.text import PLAIN, View
@@ -23,8 +23,7 @@ def render(d: ReportDiff, view: View = PLAIN) -> str:
         section(f"part-{number}", title, _table(rows, title)) for number, (title, rows) in enumerate(sections(d, view))
     ]
     if not d.complete:
-        text = "A saved report lists its largest tensors only: save it with --explain-peak for all of them."
-        parts.append(f'<p class="lead">{esc(text)}</p>')
+        parts.append(f'<p class="lead">{esc(INCOMPLETE)}</p>')
     footer = f"<footer>staticmem · {esc(d.schema)} · one file, no network</footer>"
     blocks = data("sm-diff", "application/json", json_text(to_json(d)))
     body = f'<main id="main">{"".join(parts)}</main>{footer}'

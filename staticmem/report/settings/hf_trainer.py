@@ -15,6 +15,12 @@ from staticmem.report.settings.pytorch import lora_text
 from staticmem.scenario.adapters import lora_of
 from staticmem.scenario.strategies import DEEPSPEED
 
+# what stands above `max_grad_norm=0.0`: the default of transformers is another, and its clipping takes memory
+_NO_CLIPPING = (
+    "    # 0 turns clipping off, as it was predicted: without this line gradients are clipped to a norm of 1.0, which",
+    "    # takes memory; --clip-grad-norm predicts and writes that",
+)
+
 
 def write(run: Run) -> str:
     """The text of a module."""
@@ -29,13 +35,18 @@ def write(run: Run) -> str:
         module, cls = class_of(request)
         imports.insert(0, f"import {module}")
         kwargs = {"lr": 1e-4, **keywords(request)}
-        after += ["# Trainer(..., optimizer_cls_and_kwargs=optimizer_cls_and_kwargs)"]
+        after += [
+            "# Trainer(..., optimizer_cls_and_kwargs=optimizer_cls_and_kwargs); lr is yours: it decides no memory"
+        ]
         after += [f"optimizer_cls_and_kwargs = ({cls}, {kwargs!r})"]
     if request.lora:
         assert isinstance(request.lora, str)
         imports.insert(0, "import peft")
         after += ["# model = peft.get_peft_model(model, lora)", f"lora = {lora_text(lora_of(request.lora))}"]
-    rows = [f"    {key}={value!r}," for key, value in arguments.items()]
+    said = {} if request.clip_grad_norm else {"max_grad_norm": _NO_CLIPPING}
+    rows = []
+    for key, value in arguments.items():
+        rows += [*said.get(key, ()), f"    {key}={value!r},"]
     lines = [*comment(run), "", *sorted(imports, key=lambda line: (line.startswith("from"), line)), ""]
     return "\n".join([*lines, "args = TrainingArguments(", *rows, ")", *after]) + "\n"
 
@@ -47,9 +58,10 @@ def _arguments(run: Run) -> dict[str, object]:
         "output_dir": "output",
         "per_device_train_batch_size": run.batch,
         "gradient_accumulation_steps": request.accumulate,
-        "weight_decay": request.weight_decay,
-        "max_grad_norm": 1.0 if request.clip_grad_norm else 0.0,  # 0: no clipping
+        "max_grad_norm": 1.0 if request.clip_grad_norm else 0.0,
     }
+    if request.weight_decay:
+        arguments["weight_decay"] = request.weight_decay  # of all optimizers: those of transformers take it from here
     if run.half is not None:
         arguments |= {"bf16": run.half is bfloat16, "fp16": run.half is float16}
     if run.checkpointed.paths and not run.strategy.shards_modules:

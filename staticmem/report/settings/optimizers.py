@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from staticmem.scenario.optimizers import NAMES_OF_TRANSFORMERS, TORCH_OPTIMIZERS, TORCHAO
+from staticmem.scenario.optimizers import NAMES_OF_TRANSFORMERS, TORCH_OPTIMIZERS
 from staticmem.scenario.request import Request
 
 # module to import and class of optimizers that are not torch.optim's: bitsandbytes/optim/__init__.py,
@@ -46,8 +46,8 @@ def keywords(request: Request) -> dict[str, object]:
     }  # fmt: skip
     if request.optimizer == "adafactor-hf":  # its defaults are a relative step and no rate
         decided |= {"scale_parameter": False, "relative_step": False}
-    elif request.optimizer in ("adamw", "adamw-8bit", "adamw-32bit", *TORCHAO) or request.weight_decay:
-        decided["weight_decay"] = request.weight_decay  # the default of AdamW is 0.01
+    elif request.weight_decay:  # AdamW's own default, 0.01, decides no memory: it decays parameters in place
+        decided["weight_decay"] = request.weight_decay
     if request.optimizer in TORCH_OPTIMIZERS:
         if request.optimizer_impl == "fused":
             decided["fused"] = True
