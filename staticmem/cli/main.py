@@ -71,46 +71,10 @@ HIDDEN = {"schema": "setup"}
 SEVERAL = "Several cards are 'staticmem size --gpu A --gpu B', several sizes 'staticmem sweep --what-if batch=8,16'."
 
 
-class TakenOnce(argparse.Action):
-    """Stores the value of a flag that takes one. argparse keeps the last of several, so that the others are ignored.
-
-    `text` is what was read last, as it was written.
-    """
-
-    text = ""
-    taken: tuple[argparse.Namespace, str, Any] | None = None
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        if option_string is not None and self.taken is not None and self.taken[0] is namespace:
-            _, text, value = self.taken
-            if text != self.text and value != values:
-                what = f"{self.option_strings[-1]} is given twice: '{text}' and '{self.text}'"
-                raise UsageError(what, "It takes one value.", f"Leave one of them out. {SEVERAL}", "SM140")
-        self.taken = (namespace, self.text, values)
-        setattr(namespace, self.dest, values)
-
-
 class Parser(argparse.ArgumentParser):
     """argparse with errors as `UsageError`, so that all errors look alike. `verbs` are the parsers of the verbs."""
 
     verbs: Any
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for name in (None, "store"):  # groups of flags have the actions of their parser
-            self.register("action", name, TakenOnce)
-
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        value = super()._get_value(action, arg_string)
-        if isinstance(action, TakenOnce):
-            action.text = arg_string
-        return value
 
     def error(self, message: str) -> NoReturn:
         hint = f"See '{self.prog} --help'."
@@ -159,8 +123,7 @@ def make_parser(verb: str | None = None) -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command line and returns its exit code."""
-    open_closed_streams()
-    buffer_stdout()
+    prepare_streams()
     try:
         with terminable():
             return _main(list(sys.argv[1:] if argv is None else argv))
@@ -184,6 +147,7 @@ def _main(argv: list[str]) -> int:
             return 2 if rest else 0
         if rest:
             args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        refuse_second_values(args.parser, argv)
         args.argv = argv
         code = int(args.run(args))
         sys.stdout.flush()
@@ -213,6 +177,29 @@ def _main(argv: list[str]) -> int:
         if debug:
             raise
         return print_error(unexpected(error), argv=argv)
+
+
+def refuse_second_values(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """argparse takes the last value of a flag that has one, so that another before it would be ignored.
+
+    Raises:
+        UsageError: such a flag has two that differ.
+    """
+    flags, taken = parser._option_string_actions, dict[str, str]()
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word == "--":
+            return  # the rest are no flags
+        flag, joined, value = word.partition("=")
+        if flag not in flags and not flag.startswith("--"):  # -b8
+            flag, joined, value = word[:2], "yes", word[2:]
+        action = flags.get(flag)
+        if type(action) is not argparse._StoreAction:  # a switch, a list, or no flag
+            continue
+        value = value if joined else following
+        before = taken.setdefault(action.dest, value)
+        if before != value:
+            what = f"{action.option_strings[-1]} is given twice: '{before}' and '{value}'"
+            raise UsageError(what, "It takes one value.", f"Leave one of them out. {SEVERAL}", "SM140")
 
 
 def print_error(error: StaticmemError, verb: str = "", argv: Sequence[str] = ()) -> int:
@@ -270,17 +257,16 @@ def terminable() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
-def open_closed_streams() -> None:
-    """Opens os.devnull for streams that the caller closed (`>&-`); else the next opened file would take their place."""
+def prepare_streams() -> None:
+    """Opens os.devnull for streams that the caller closed (`>&-`); else the next opened file would take their place.
+
+    Puts a buffer under stdout where there is none (`python -u`, PYTHONUNBUFFERED): without one, Python takes a write
+    for complete of which a full disk took a part.
+    """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-
-
-def buffer_stdout() -> None:
-    """Puts a buffer under stdout where there is none (`python -u`, PYTHONUNBUFFERED): without one, Python takes a write
-    for complete of which a full disk took a part."""
     out = sys.__stdout__
     if out is not None and sys.stdout is out and isinstance(out.buffer, io.RawIOBase):  # else it is a caller's
         sys.stdout = open(out.fileno(), "w", encoding=out.encoding, errors=out.errors, closefd=False)  # noqa: SIM115

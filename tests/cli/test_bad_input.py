@@ -43,6 +43,7 @@ def fails(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     [
         (("--gpu", "h100", "--gpu", "l4"), "--gpu is given twice: 'h100' and 'l4'"),
         (("--batch", "4", "-b", "8"), "--batch is given twice: '4' and '8'"),
+        (("-b4", "--batch=8"), "--batch is given twice: '4' and '8'"),
         (("--resolution", "224", "--resolution=256"), "--resolution is given twice: '224' and '256'"),
         (("-f", "json", "--format", "md"), "--format is given twice: 'json' and 'md'"),
     ],
