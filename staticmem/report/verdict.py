@@ -197,37 +197,41 @@ def verdict_lines(report: model.Report, view: View = PLAIN) -> list[str]:
     at = place(peak)
     where = f"{PHASES.get(peak.phase, peak.phase)}{f' ({at})' if at else ''}"
     live = view.size(peak.live_bytes)
+    subject = "inference " if report.scenario.mode == "infer" else ""  # else the step has said that it is training
     if peak.device_bytes is None:
         most = worst_case(peak.live_bytes, peak.bands["live"], None, view)
         return [f"Its tensors need {live}{most} at the peak, {where}."]
     need, band = peak.device_bytes, peak.bands.get("device")
     if gpu is None:
-        card = report.device.name if report.device else "a card"
+        card, needs = report.device.name if report.device else "a card", f"{subject}needs".capitalize()
         most = worst_case(need, band, None, view)
         return [
-            f"Needs {view.size(need)} of GPU memory{most}, on {with_article(card)}, which is assumed.",
+            f"{needs} {view.size(need)} of GPU memory{most}, on {with_article(card)}, which is assumed.",
             f"{live} of it are tensors at the peak, {where}.",
         ]
     largest = largest_text(report, view)
-    return [*fit_lines(gpu, need, band, view, returned_text(report.device, view)), *[largest] * bool(largest)]
+    return [*fit_lines(gpu, need, band, view, returned_text(report.device, view), subject), *[largest] * bool(largest)]
 
 
-def fit_lines(gpu: model.GpuFit, need: int, band: model.Band | None, view: View, returned: str = "") -> list[str]:
+def fit_lines(
+    gpu: model.GpuFit, need: int, band: model.Band | None, view: View, returned: str = "", subject: str = ""
+) -> list[str]:
     """Whether a card runs the step and what of it the step needs; then why it is tight, and on which condition it runs.
 
     Args:
         need: bytes on the device that are expected.
         returned: the sentence on cached memory that PyTorch frees.
+        subject: what needs it, with a space behind it, where that is said.
     """
     card, uses = with_article(gpu.name), of_card(need, gpu.usable_bytes, view)
     most = worst_case(need, band, gpu.usable_bytes, view)
     if gpu.obstacle:
         return [f"Cannot run on {card}: {gpu.obstacle}.", f"Without that, it would need {uses}{most}."]
     if gpu.fit == "does not fit":
-        return [f"Does not fit {card}: {shortage(gpu, need, view)}."]
+        return [f"Does not fit {card}: {subject}{shortage(gpu, need, view)}."]
     on = " on a condition" if gpu.condition else ""
     verb = "Fits" if gpu.fit == "fits" else "Tight on"
-    return [f"{verb} {card}{on}: needs {uses}{most}.", *fit_reasons(gpu, band, returned)]
+    return [f"{verb} {card}{on}: {subject}needs {uses}{most}.", *fit_reasons(gpu, band, returned)]
 
 
 def fit_reasons(gpu: model.GpuFit, band: model.Band | None, returned: str) -> list[str]:

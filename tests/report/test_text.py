@@ -108,6 +108,18 @@ def test_the_answer_comes_first_and_says_what_to_ask_next(report: Report) -> Non
         assert ("levers" in answer) == (changed.fit != "fits")
 
 
+def test_the_answer_says_that_it_is_of_inference() -> None:
+    """Who left the optimizer out reads it in the first line."""
+    model = Path(__file__).resolve().parents[2] / "models" / "resnet18.pt2"
+    for gpu, words in (
+        (None, "Inference needs "),
+        ("l4", "Fits an L4: inference needs "),
+        ("300MiB", ": inference needs "),
+    ):
+        assert words in verdict(staticmem.analyze(model, batch=2, gpu=gpu)).partition(" (")[0]
+        assert "nference needs" not in verdict(staticmem.analyze(model, batch=2, gpu=gpu, optimizer="adam"))
+
+
 MIB, GIB = 1 << 20, 1 << 30
 _CARD = GpuFit("l4", "L4", "sm_89", 20 * GIB, "fits", 0, 0, ())
 
