@@ -22,7 +22,7 @@ FIT = """\
 How a training step fits a GPU: the way to run it that gives up least, and settings that run it so.
 It tries, in this order: the step as asked; micro-batches; sharding over the devices; checkpoints; and what is allowed:
 mixed precision, 8-bit optimizer state, adapters. The first way whose whole band fits is taken. Without --batch and
---global-batch it finds the largest batch. Exit code 1 where nothing fits.
+--global-batch it finds the largest batch, or takes that of a file that fixes it. Exit code 1 where nothing fits.
 """
 
 FIT_EXAMPLES = """\
@@ -123,7 +123,10 @@ def add_levers(verbs: Any) -> None:
     add_model(parser, optional=True)
     add_scenario(parser)
     question = parser.add_argument_group("the question")
-    about = "memory that the step may need (16GiB, 16GB): looks for the best set of checkpoints (default: the GPU's)"
+    about = (
+        "memory that the step may need (16GiB, 16GB), on the device with --gpu, else of live tensors: looks for the "
+    )
+    about += "best set of checkpoints (default: the GPU's)"
     budget = reads("--budget", "bytes", "16GiB", "a size", "SM195")
     question.add_argument("--budget", type=budget, metavar="SIZE", help=about)
     add_jobs(question)

@@ -226,8 +226,9 @@ def resolve(
         if (bounds.low is not None and size < bounds.low) or (bounds.high is not None and size > bounds.high):
             low = bounds.low if bounds.low is not None else 1
             high = bounds.high if bounds.high is not None else "any size"
+            is_batch = any(spec.shape and spec.shape[0] == name for spec in model.inputs if spec.name in batched)
             raise DimensionError(
-                f"dimension '{name}' cannot be {size}",
+                f"--batch cannot be {size}" if is_batch else f"dimension '{name}' cannot be {size}",
                 f"The export allows {low} to {high}.",
                 f"Choose a size in that range, or export at this one: {export_command(model, shapes)}",
                 code="SM115",

@@ -19,8 +19,9 @@ FITS, TIGHT = Fit.FITS.value, Fit.TIGHT.value
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many of a card a strategy needs: 1 where one fits, else the fewest of 2, 4, 8, ... whose expected need is
-    within 95 % of the usable memory. `devices` is None where none is enough, and `why` says what stands in the way.
+    """How many of a card a strategy needs: the fewest of 2, 4, 8, ... on which it fits with its whole band; 1 where
+    one holds the step safely, as it is or, in place of several that would checkpoint too, with `checkpointing`.
+    `devices` is None where none is enough, and `why` says what stands in the way.
 
     `device_bytes` is the need of the rank with the most. `checkpointing` says that the blocks had to be checkpointed.
     With a global batch `batch` is that of each device in a micro-batch, and `accumulate` the number of micro-batches of

@@ -96,6 +96,9 @@ class _Search:
         alone = self.study if asked.parallel else self.study.ask(replace(asked, devices=None))
         assumed = (*self.card.unsaid, *unused(asked, alone.notes))
         rest: dict[str, Any] = {"would_fit": (), "settings": (), "assumed": assumed, **more}
+        if asked.batch is None and self.options.global_batch is None and self.batches is not None:
+            text = f"the batch is the file's ({self.share // asked.accumulate:,}), which is fixed"
+            rest["assumed"] += (f"{text}: 'staticmem analyze --max-batch' looks for a larger one",)
         samples = way.batch * way.accumulate * way.devices
         rest["let_go"] = worth_letting_go(self.bench.ask(request))
         return Fit(

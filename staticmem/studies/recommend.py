@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from staticmem.report.model import ScenarioInfo
 from staticmem.report.sizing import ACCUMULATE, FITS, TIGHT, CardRow, Count
@@ -11,8 +11,14 @@ from staticmem.studies import Request
 from staticmem.units import format_bytes
 
 
-def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo) -> tuple[str, str | None]:
-    """The sentence of the recommendation, and the slug of the card that it names first."""
+def recommend(
+    rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo, confirms: Callable[[CardRow, Count], bool]
+) -> tuple[str, str | None]:
+    """The sentence of the recommendation, and the slug of the card that it names first.
+
+    Args:
+        confirms: whether the verdict of so many devices is "fits"; counts leave out the band of their own step.
+    """
     what = f"{'train' if scenario.mode == 'train' else 'run'} it at batch {scenario.batch}"
     what = what if scenario.batch is not None else what.partition(" at ")[0]
     able = [row for row in rows if not row.obstacle]
@@ -29,8 +35,8 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
         what = what if ranks > 1 else _each(what, str(request.parallel))
         return _recommend_ranks(one, tight, rows, " and ".join(names), devices, what)
     if one:
-        return _recommend_one(one, rows, what)
-    several = _several(rows)
+        return _recommend_one(one, rows, what, confirms)
+    several = _several(rows, confirms)
     if tight:
         return _recommend_tight(tight, several, what)
     if several is None:
@@ -40,24 +46,30 @@ def recommend(rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo)
     row, count = several
     text = _write_recommendation(row, count, what)
     nearest = max(rows, key=lambda r: r.usable_bytes)
-    at_once = " at once" if count.strategy == ACCUMULATE else ""
-    return (
-        f"{text}; no single GPU can{at_once}: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.",
-        row.slug,
-    )
+    nobody = "no single GPU can at once" if count.strategy == ACCUMULATE else "no single GPU can"
+    nobody = "no GPU can without them" if _is_alone(count) else nobody
+    return f"{text}; {nobody}: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.", row.slug
 
 
 def _write_recommendation(row: CardRow, count: Count, what: str) -> str:
     """`2 x L4 train it at batch 64 each with ZeRO-2 and checkpointed blocks, with 40 % headroom`, and their cost."""
-    what = what if count.batch is not None else _each(what, count.strategy)
-    with_blocks = " and checkpointed blocks" if count.checkpointing else ""
-    left = _share(row.usable_bytes - (count.device_bytes or 0), row.usable_bytes)
-    cost = _cost(row, count.devices or 1)
-    return f"{_several_text(row, count, what)}{with_blocks}, with {left} headroom{_write_condition(row)}{cost}"
+    what = what if count.batch is not None or _is_alone(count) else _each(what, count.strategy)
+    joint = "with" if _is_alone(count) else "and"
+    with_blocks = f" {joint} checkpointed blocks" if count.checkpointing else ""
+    left = f"{with_blocks}{_headroom(row, count)}{_write_condition(row)}"
+    return f"{_several_text(row, count, what)}{left}{_cost(row, count.devices or 1)}"
+
+
+def _headroom(row: CardRow, count: Count) -> str:
+    if count.device_bytes is None:
+        return ""
+    return f", with {_share(row.usable_bytes - count.device_bytes, row.usable_bytes)} headroom"
 
 
 def _several_text(row: CardRow, count: Count, what: str) -> str:
     """`4 x L4 train it at batch 64 each with ZeRO-2`; of a global batch also how it is shared, or taken one by one."""
+    if _is_alone(count):
+        return f"One {row.name} {_singular(what)}"
     if count.strategy == ACCUMULATE:
         verb = what.replace("train it", "trains it", 1)
         return f"One {row.name} {verb} in {count.accumulate:,} micro-batches of {count.batch:,}"
@@ -65,7 +77,9 @@ def _several_text(row: CardRow, count: Count, what: str) -> str:
     return f"{count.devices} x {row.name} {what} with {STRATEGIES[count.strategy].title}{share}"
 
 
-def _recommend_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -> tuple[str, str]:
+def _recommend_one(
+    one: Sequence[CardRow], rows: Sequence[CardRow], what: str, confirms: Callable[[CardRow, Count], bool]
+) -> tuple[str, str]:
     """The least that fits (the cheapest where there are prices), the next larger, and the largest that does not."""
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
@@ -81,8 +95,8 @@ def _recommend_one(one: Sequence[CardRow], rows: Sequence[CardRow], what: str) -
         nearest = short[-1]
         less = ", but not with checkpointed blocks" if nearest.fit_with_checkpointing == FITS else ""
         text += f"; the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}{less}"
-        others = _several(short, shared=True)
-        if others is not None and others[1].batch is not None:
+        others = _several(short, confirms, shared=True)
+        if others is not None:
             row, count = others
             text += f"; {_several_text(row, count, what)}{_cost(row, count.devices or 1)} too"
     return f"{text}.", best.slug
@@ -96,7 +110,8 @@ def _recommend_tight(
     text = f"One {best.name} {_singular(what)}, but it is tight: {best.why}{_write_condition(best)}{_cost(best, 1)}"
     if several is not None:
         row, count = several
-        text += f"; {_write_recommendation(row, count, what)}"
+        same = f"with checkpointed blocks it fits{_headroom(row, count)}"
+        text += f"; {same if _is_alone(count) and row is best else _write_recommendation(row, count, what)}"
     return f"{text}.", best.slug
 
 
@@ -162,15 +177,23 @@ def _cost(row: CardRow, devices: int) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _several(rows: Sequence[CardRow], shared: bool = False) -> tuple[CardRow, Count] | None:
-    """The card and strategy with the fewest devices; of equal ones without checkpointing, then the least memory.
-    `shared`: only several devices, not one with micro-batches."""
-    able = _examined([row for row in rows if any(count.devices is not None for count in row.counts)])
-    counts = [(row, count) for row in able for count in row.counts if count.devices is not None]
-    feasible = [pair for pair in counts if not shared or pair[1].strategy != ACCUMULATE]
-    if not feasible:
-        return None
-    return min(feasible, key=lambda pair: (pair[1].devices or 0, pair[1].checkpointing, pair[0].usable_bytes))
+def _is_alone(count: Count) -> bool:
+    """Whether it is one card with checkpointed blocks."""
+    return count.devices == 1 and count.accumulate == 1
+
+
+def _several(
+    rows: Sequence[CardRow], confirms: Callable[[CardRow, Count], bool], shared: bool = False
+) -> tuple[CardRow, Count] | None:
+    """The card and strategy with the fewest devices; of equal ones without checkpointing, then the least memory. The
+    first whose verdict is "fits". `shared`: only several devices of a global batch, not one with micro-batches."""
+    counts = [(row, count) for row in rows for count in row.counts if count.devices is not None]
+    counts += [(row, Count("", 1, None, True, "")) for row in rows if row.fit_with_checkpointing == FITS]
+    able = _examined([row for row, _ in counts])
+    counts = [pair for pair in counts if pair[0] in able]
+    feasible = [pair for pair in counts if not shared or (pair[1].devices != 1 and pair[1].batch is not None)]
+    feasible.sort(key=lambda pair: (pair[1].devices or 0, pair[1].checkpointing, _cheapness(pair[0])))
+    return next((pair for pair in feasible if confirms(*pair)), None)
 
 
 def _share(part: int, whole: int) -> str:

@@ -22,7 +22,7 @@ from staticmem.scenario.combinations import SIZE, check
 from staticmem.scenario.compiling import WHOLE
 from staticmem.scenario.strategies import STRATEGIES
 from staticmem.studies import Request, Study, without_cycle_search, workers
-from staticmem.studies.bench import LIMIT, Bench
+from staticmem.studies.bench import LIMIT, Bench, card_fit
 from staticmem.studies.checkpoints import repeated_blocks
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.levers import candidates, in_order, try_out
@@ -119,7 +119,7 @@ class _Sizing:
         options, report = self.options, self.study.report
         cards = sorted(options.cards, key=lambda card: (card.usable, card.slug))
         rows = self._rows(cards, seconds)
-        sentence, card = recommend(rows, self.request, report.scenario)
+        sentence, card = recommend(rows, self.request, report.scenario, self._confirms)
         able = [card for card, row in zip(cards, rows, strict=True) if not row.obstacle] or cards
         shown = next((one for one in cards if one.slug == card), able[-1])
         batches, sizes = self._curves(cards, shown)
@@ -266,7 +266,26 @@ class _Sizing:
         total = self.options.global_batch
         if fit is Fit.FITS:
             return Count(strategy, 1, None, False, "", total)
-        return fewest(self.bench, strategy, card, self.request, self.checkpointed, total)
+        pair = self.checkpointed
+        if pair is None or self._try_checkpointing(card, fit) != Fit.FITS.value:
+            return fewest(self.bench, strategy, card, self.request, pair, total)
+        found = fewest(self.bench, strategy, card, self.request, None, total)
+        if found.devices is not None:
+            return found
+        return Count(strategy, 1, self.bench.expected(pair, card), True, "", total)  # it takes no second one
+
+    def _confirms(self, row: CardRow, count: Count) -> bool:
+        """Whether `analyze` calls what a count says "fits", with the band of that step."""
+        asked = self.checkpointed if count.checkpointing else self.request
+        assert asked is not None
+        if count.batch is not None:
+            asked = replace(asked, batch=count.batch, accumulate=count.accumulate)
+        if count.devices != 1:
+            asked = replace(asked, parallel=count.strategy, devices=count.devices)
+        try:
+            return card_fit(self.bench.ask(asked), row.slug).fit == Fit.FITS.value
+        except StaticmemError:
+            return False
 
     # -- curves --------------------------------------------------------------------------------------------------
 

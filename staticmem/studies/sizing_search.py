@@ -254,7 +254,8 @@ def _divide_total(bench: Bench, strategy: str, card: Gpu, request: Request, tota
     """
     if strategy == ACCUMULATE:
         return _accumulated(bench, card, request, total)
-    tried = [devices for devices in DEVICES if total % devices == 0]
+    low, _ = batch_range(bench.study.model) or (1, total)
+    tried = [devices for devices in DEVICES if total % devices == 0 and total // devices >= low]
     if not tried:
         return f"{total:,} samples cannot be shared evenly by 2 devices"
 
@@ -262,7 +263,7 @@ def _divide_total(bench: Bench, strategy: str, card: Gpu, request: Request, tota
         return replace(request, batch=total // devices, parallel=strategy, devices=devices)
 
     def enough(devices: int) -> bool:
-        return bench.allows(ask(devices), card)
+        return bench.safe(ask(devices), card)
 
     if not enough(tried[-1]):
         need = format_bytes(bench.expected(ask(tried[-1]), card))
@@ -273,14 +274,17 @@ def _divide_total(bench: Bench, strategy: str, card: Gpu, request: Request, tota
 
 def _accumulated(bench: Bench, card: Gpu, request: Request, total: int) -> Found | str:
     """The largest micro-batch of one device that divides a global batch, or why there is none."""
-    parts = divisors(total)[:-1]
+    low, _ = batch_range(bench.study.model) or (1, total)
+    parts = [part for part in divisors(total)[:-1] if part >= low]
+    if not parts:
+        return f"{total:,} samples are no multiple of {low:,} or more, the least batch of the file"
 
     def ask(batch: int) -> Request:
         return replace(request, batch=batch, accumulate=total // batch)
 
     def allows(batch: int) -> bool:
         try:
-            return bench.allows(ask(batch), card)
+            return bench.safe(ask(batch), card)
         except StaticmemError:
             return False  # the model does not take this batch
 
@@ -305,15 +309,15 @@ def _fewest(bench: Bench, strategy: str, card: Gpu, request: Request) -> Found |
         why = ""
         for devices in DEVICES:
             try:
-                if bench.allows(ask(devices), card):
+                if bench.safe(ask(devices), card):
                     return Found(devices, bench.expected(ask(devices), card))
                 why = short(devices)
             except StaticmemError as error:
                 return why or error.why
         return why
     tried = DEVICES[:1] if STRATEGIES[strategy].keeps_whole else DEVICES  # what DDP needs is not less on more
-    if not bench.allows(ask(tried[-1]), card):
+    if not bench.safe(ask(tried[-1]), card):
         return short(tried[-1])
     # the need falls as devices are added, and the last number is enough
-    enough = tried[bisect_left(tried[:-1], True, key=lambda devices: bench.allows(ask(devices), card))]
+    enough = tried[bisect_left(tried[:-1], True, key=lambda devices: bench.safe(ask(devices), card))]
     return Found(enough, bench.expected(ask(enough), card))

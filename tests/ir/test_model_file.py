@@ -95,6 +95,8 @@ def test_what_is_missing_is_named_with_its_flag() -> None:
 def test_bounds_of_the_export(size: int, low: int | None, high: int | None) -> None:
     m = model(("b",), b=SymbolRange(low, high))
     assert code(m, batch=size) == "SM115"
+    with pytest.raises(DimensionError, match=f"--batch cannot be {size}"):
+        resolve(m, batch=size)
     assert shapes(resolve(m, batch=4)) == [(4,)]
 
 

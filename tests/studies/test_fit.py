@@ -9,6 +9,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 
 import staticmem
 from staticmem.cli.main import main
@@ -95,6 +96,15 @@ def test_without_a_batch_it_is_the_largest_safe_one() -> None:
     result = staticmem.fit(path, "3GiB", optimizer="adam")
     assert result.way.batch == staticmem.max_batch(path, "3GiB", optimizer="adam").safe_batch
     assert result.way.concessions == ()
+    assert not any("the batch is the file's" in text for text in result.assumed)
+
+
+def test_the_batch_of_a_file_that_fixes_it_is_said(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 2)
+    path = tmp_path / "fixed.pt2"
+    torch.export.save(torch.export.export(model, (torch.randn(8, 4),)), path)
+    result = staticmem.fit(path, "24GB", optimizer="adam")
+    assert any("the batch is the file's (8), which is fixed" in text for text in result.assumed)
 
 
 def blocks_on(gpu: str, **asked: Any) -> Fit:

@@ -151,7 +151,8 @@ def test_a_budget_that_is_kept_or_out_of_reach() -> None:
     study = Study.open(RESNET, Request(batch=8, optimizer="sgd"))
     kept = levers(study, budget=1 << 40)
     assert not any("for the budget" in row.does for row in kept.rows)
-    assert "without a change" in verdict(kept)
+    assert "without a change. The budget was compared with live tensors alone; --gpu NAME" in verdict(kept)
+    assert verdict(levers(study, "l4", budget=1 << 40)).endswith("without a change.")
     beyond = levers(study, budget=1 << 20)
     assert cheapest(beyond) is None
     assert "No lever alone" in verdict(beyond)

@@ -30,6 +30,7 @@ from staticmem.report.sizing import Sizing
 from staticmem.report.text import PLAIN, Style, View
 from staticmem.studies import Study, request_of
 from staticmem.studies.bench import Bench
+from staticmem.studies.recommend import recommend
 from staticmem.studies.sizing import Options, size
 from staticmem.studies.sizing_search import last, rungs
 
@@ -203,22 +204,42 @@ def test_prices_decide_where_there_are_some() -> None:
 
 def test_several_cards_where_one_is_too_small() -> None:
     found = sized(cards=("rtx-3070", "t4"), batch=220)
-    assert re.match(r"\d+ x .* train it at batch 220 (each )?with (ZeRO|FSDP|pipeline)", found.recommendation)
-    assert "no single GPU can: the Tesla T4 is short by " in found.recommendation
+    assert found.recommendation.startswith("One Tesla T4 trains it at batch 220 with checkpointed blocks, with ")
+    assert "; no GPU can without them: the Tesla T4 is short by " in found.recommendation
     assert "short by 0" not in found.recommendation
 
 
 def test_one_card_that_is_tight_comes_before_several() -> None:
     """It holds the step; the sentence says why it is tight, and how many have room."""
     found = sized(cards=("rtx-3070", "t4"), batch=160)
-    says = (
-        r"One Tesla T4 trains it at batch 160, but it is tight: it fits only because .*; \d+ x .* train it at batch 160"
-    )
+    says = r"One Tesla T4 trains it at batch 160, but it is tight: it fits only .*; with checkpointed blocks it fits"
     assert re.match(says, found.recommendation)
     assert found.recommended == "t4"
     row = next(row for row in found.cards if row.slug == "t4")
     assert (row.fit, row.missing_bytes) == ("tight", 0)
     assert row.why
+    assert row.fit_with_checkpointing == "fits"
+    assert {(count.devices, count.checkpointing) for count in row.counts if count.checkpointing} <= {(1, True)}
+
+
+@pytest.mark.parametrize("batch", [450, 520, 600])
+def test_several_cards_are_those_that_analyze_calls_safe(batch: int) -> None:
+    """With the band of their own step, not of the expected need alone."""
+    for row in sized(cards=("t4",), batch=batch).cards:
+        for count in row.counts:
+            if count.devices is None or count.checkpointing or count.devices == 1:
+                continue
+            asked = request_of({"batch": batch, "optimizer": "adamw", "gpu": row.slug})
+            asked = replace(asked, parallel=count.strategy, devices=count.devices)
+            gpu = Study.open(RESNET, asked).report.gpu
+            assert gpu is not None
+            assert gpu.fit == "fits"
+
+
+def test_a_card_whose_several_are_not_confirmed_is_not_recommended() -> None:
+    found = sized(cards=("rtx-3070",), batch=220)
+    none = recommend(found.cards, request_of({"batch": 220}), found.scenario, lambda row, count: False)
+    assert none[0].startswith("No GPU of the list can train it at batch 220")
 
 
 # -- a global batch ----------------------------------------------------------------------------------------------
@@ -247,12 +268,22 @@ def test_devices_share_a_global_batch() -> None:
         else:
             sizes = ((count.batch, count.devices), (count.batch * 2, count.devices // 2))
             steps = [replace(asked, batch=n, devices=devices, parallel=count.strategy) for n, devices in sizes]
-        assert bench.allows(steps[0], card)
-        assert count.devices == 2 or not bench.allows(steps[1], card)
+        assert bench.safe(steps[0], card)
+        assert count.devices == 2 or not bench.safe(steps[1], card)
         checked += 1
     assert checked >= 4
     assert "micro-batches of" in found.recommendation
     assert "6GiB" in text.render(found)
+
+
+def test_a_global_batch_is_shared_down_to_the_least_batch_of_the_file() -> None:
+    study = Study.open(BLOCKS, request_of({"optimizer": "adam"}))
+    for name, bounds in study.model.symbols.items():
+        study.model.symbols[name] = replace(bounds, low=2)
+    found = size(study, Options([gpus.find("4GiB")], batches=False, global_batch=16384))
+    assert {count.devices is not None and (count.batch or 0) >= 2 for count in found.cards[0].counts} == {True}
+    few = size(study, Options([gpus.find("1GiB")], batches=False, global_batch=16))
+    assert any("at 2 samples" in count.why for count in few.cards[0].counts)
 
 
 def test_one_large_card_or_several_small_ones() -> None:

@@ -8,6 +8,7 @@ from staticmem.report.markdown import code, escape, table
 from staticmem.report.sweep import CANNOT_RUN, NUMERICS, TRAINING, LeverRow, Levers, cheapest, need
 from staticmem.report.text import PLAIN, Text, View, columns
 
+_OF_LIVE = " The budget was compared with live tensors alone; --gpu NAME compares device memory."
 _CHANGES = {NUMERICS: "numerics", TRAINING: "training"}
 
 
@@ -82,7 +83,7 @@ def verdict(levers: Levers, view: View = PLAIN) -> str:
     if levers.budget_bytes is not None:
         limit = view.size(levers.budget_bytes)
         if need(levers.base) <= levers.budget_bytes:
-            return f"{base}. That is within {limit} without a change."
+            return f"{base}. That is within {limit} without a change.{'' if levers.gpu else _OF_LIVE}"
         best = cheapest(levers)
         if best is None:
             return f"{base}. No lever alone brings it within {limit}."

@@ -177,9 +177,8 @@ def count_text(count: Count) -> str:
         return "-"
     mark = "†" if count.checkpointing else ""
     if count.batch is not None and count.strategy == ACCUMULATE:
-        return (
-            f"{count.batch:,}, {count.accumulate:,} times{mark}" if count.accumulate > 1 else f"{count.batch:,}, once"
-        )
+        times = f"{count.accumulate:,} times" if count.accumulate > 1 else "once"
+        return f"{count.batch:,}, {times}{mark}"
     if count.batch is not None:
         return f"{count.devices} x {count.batch:,}{mark}"
     return f"{count.devices}†" if count.checkpointing else str(count.devices)
