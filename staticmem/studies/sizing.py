@@ -269,9 +269,9 @@ class _Sizing:
         pair = self.checkpointed
         if pair is None or self._try_checkpointing(card, fit) != Fit.FITS.value:
             return fewest(self.bench, strategy, card, self.request, pair, total)
-        found = fewest(self.bench, strategy, card, self.request, None, total)
-        if found.devices is not None:
-            return found
+        without_blocks = fewest(self.bench, strategy, card, self.request, None, total)
+        if without_blocks.devices is not None:
+            return without_blocks
         return Count(strategy, 1, self.bench.expected(pair, card), True, "", total)  # it takes no second one
 
     def _confirms(self, row: CardRow, count: Count) -> bool:
