@@ -64,6 +64,8 @@ SLOWLY = "bfloat16 is emulated on it, slowly, and engines such as vLLM refuse it
 # Inductor writes kernels in Triton (torch/_dynamo/device_interface.py, `CudaInterface.is_triton_capable`, which raises
 # `GPUTooOldForTriton` before it).
 _FIRST_WITH_TRITON = (7, 0)
+# Triton has float8_e4m3fn from Ada on (triton/language/semantic.py, `cast`, refuses fp8e4nv before it).
+_FLOAT8 = (8, 9)
 
 
 def capability(chip: str) -> Capability | None:
@@ -92,6 +94,7 @@ class Needs:
     compiled_bfloat16: bool = False
     fused: str = ""
     attention: str = ""
+    compiled_float8: bool = False  # E4M3, as PyTorch and optimizers of torchao have it
 
 
 @record(frozen=True)
@@ -137,6 +140,8 @@ def _refused(chip: Capability, release: tuple[int, int], needs: Needs) -> str:
     """What PyTorch raises an error for, or runs as another step than the one that was predicted."""
     if needs.compiled and chip < _FIRST_WITH_TRITON:
         return "torch.compile writes kernels in Triton, which needs compute capability 7.0"
+    if needs.compiled_float8 and chip < _FLOAT8:
+        return "Triton has the type float8_e4m3fn from compute capability 8.9 on"
     if chip < _BFLOAT16 and needs.attention not in ("", EFFICIENT):
         return _other_attention(chip, needs.attention)
     if chip >= _BFLOAT16 or not needs.bfloat16:
@@ -147,7 +152,7 @@ def _refused(chip: Capability, release: tuple[int, int], needs: Needs) -> str:
     if needs.compiled_bfloat16 and release < _INDUCTOR_SKIPS:
         return f"Triton of PyTorch {name} has no bfloat16 before compute capability 8.0"
     if needs.compiled_bfloat16:
-        return "torch.compile leaves code in bfloat16 uncompiled before compute capability 8.0: leave --compile out"
+        return "torch.compile does not compile code in bfloat16 on GPUs before compute capability 8.0; leave --compile out"
     if needs.fused:
         other = "--sdpa math is what it runs" if "attention" in needs.fused else "it runs other kernels"
         return (

@@ -28,7 +28,7 @@ from staticmem.devices.kernels import KernelWorkspaces, Setup
 from staticmem.devices.sizing import Fit, Verdict, verdict
 from staticmem.engine.step import StepResult
 from staticmem.frontends.recent import Recent
-from staticmem.ir.dtypes import bfloat16
+from staticmem.ir.dtypes import bfloat16, float8_e4m3fn
 from staticmem.ir.record import record
 from staticmem.ops.registry import ANY_HEADS, EFFICIENT, FROM_AMPERE, PADDED_HEADS
 from staticmem.units import Band
@@ -215,8 +215,10 @@ def _replay(process: Process, device: Device, capacity: int | None) -> Replay:
 def needs_of(result: StepResult) -> Needs:
     """What a step needs of a chip."""
     buffers, names = result.trace.buffers, result.trace.kernels.names
-    if not any(form.dtype is bfloat16 for form in set(buffers.forms)):
-        return Needs(compiled=result.runs_triton, attention=_describe_attention(result))
+    types = {form.dtype for form in set(buffers.forms)}
+    float8 = result.runs_triton and float8_e4m3fn in types
+    if bfloat16 not in types:
+        return Needs(compiled=result.runs_triton, attention=_describe_attention(result), compiled_float8=float8)
     of_ampere = {index for index, name in enumerate(names) if name in FROM_AMPERE}
     fused = ""
     for kernel, form in zip(buffers.kernels, buffers.forms, strict=True) if of_ampere else ():
@@ -233,7 +235,7 @@ def needs_of(result: StepResult) -> Needs:
         )
     )
     any_heads = ANY_HEADS if _describe_attention(result) == ANY_HEADS else ""  # padded ones are of `fused` here
-    return Needs(True, result.autocast is bfloat16, result.runs_triton, half, fused, any_heads)
+    return Needs(True, result.autocast is bfloat16, result.runs_triton, half, fused, any_heads, float8)
 
 
 def _describe_attention(result: StepResult) -> str:

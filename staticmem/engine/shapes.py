@@ -88,7 +88,7 @@ def placed(e: Eager, value: Value, dtype: DType, what: str) -> Tensor:
         return e.empty(value.shape or (), dtype, kernel="model")
     except ValueError as error:
         raise DimensionError(
-            f"{what} is too large", f"It is {error}.", "Choose smaller sizes.", code="SM118"
+            f"{what} is too large", f"With these sizes, {error}.", "Choose smaller sizes.", code="SM118"
         ) from error
 
 

@@ -34,6 +34,7 @@ from staticmem.passes.requested.regions import all_regions
 from staticmem.passes.variables.releases import releases_of
 from staticmem.scenario.checkpointing import Policy
 from staticmem.scenario.edits import BATCH_OF_LOOP, LOSS_OF_LOOP
+from staticmem.scenario.optimizers import TORCHAO
 from staticmem.scenario.step import Scenario
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class StepResult:
     recomputed: tuple[int, ...] = ()  # ops that checkpoints ran again in one backward, by their indices
     compiled: CompiledStep | None = None
     autocast: DType | None = None
-    runs_triton: bool = False  # code of torch.compile, of the model or of the optimizer
+    runs_triton: bool = False  # code of torch.compile, of the model or of the optimizer (torchao's compile theirs)
     choices: frozenset[tuple[str, str]] = frozenset()  # of kernels: what was chosen, and why
     moved: int = 0  # bytes that a step moves between the GPU and the CPU, all micro-batches together
 
@@ -458,7 +459,7 @@ class StepRun:
             recomputed=self.recomputed,
             compiled=self.compiled,
             autocast=scenario.amp,
-            runs_triton=bool(scenario.compile) or scenario.compile_optimizer,
+            runs_triton=bool(scenario.compile) or scenario.compile_optimizer or scenario.optimizer in TORCHAO,
             choices=frozenset(self.e.choices),
             moved=self.moved,
         )

@@ -26,6 +26,7 @@ from staticmem.scenario.optimizers import (
     LOW_RANK,
     NAMES_OF_TRANSFORMERS,
     REFUSED,
+    TORCHAO,
     OptimizerOptions,
     ProjectionOptions,
     args_text,
@@ -254,7 +255,7 @@ class Request(
     @property
     def compiles(self) -> bool:
         """Whether code of `torch.compile` runs in the step."""
-        return bool(self.compile) or self.compile_optimizer
+        return bool(self.compile) or self.compile_optimizer or self.optimizer in TORCHAO
 
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""

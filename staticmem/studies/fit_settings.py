@@ -228,7 +228,7 @@ def _notes(name: str, library: Library, request: Request, report: Report, checkp
     elif request.checkpoint and not checkpointed.paths and "--checkpoint" not in unset:
         unset = f"{as_flags({'checkpoint': request.checkpoint})} {unset}".rstrip()
     if unset:
-        yield f"Predicted, and not set here: {unset}"
+        yield f"This file cannot set these, which the prediction includes: {unset}"
     if library.title == "accelerate" and _is_of_deepspeed(request) and not request.clip_grad_norm:
         # a gradient_clipping of 0 is left out by `DeepSpeedPlugin` of accelerate/utils/dataclasses.py (1.15)
         yield "DeepSpeed clips gradients at 1, its default, which needs no memory; this file cannot turn it off."

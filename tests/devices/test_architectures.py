@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import staticmem
 from staticmem.cli.main import main
 from staticmem.devices import gpus
 from staticmem.devices.architectures import Needs, Standing, capability, standing
@@ -77,7 +78,7 @@ def test_bfloat16_is_emulated_before_ampere() -> None:
     assert "--sdpa math" in standing(CARDS["t4"], "2.13", Needs(True, fused="fused attention")).obstacle
     compiled = Needs(True, compiled=True, compiled_bfloat16=True)
     assert "Triton of PyTorch 2.3" in standing(CARDS["t4"], "2.3", compiled).obstacle
-    assert "leaves code in bfloat16 uncompiled" in standing(CARDS["t4"], "2.13", compiled).obstacle
+    assert "does not compile code in bfloat16" in standing(CARDS["t4"], "2.13", compiled).obstacle
     assert standing(CARDS["l4"], "2.13", compiled) == Standing()
 
 
@@ -191,3 +192,21 @@ def test_compiled_code_needs_triton() -> None:
     pascal, volta, compiled = gpus.find("gtx-1080-ti"), gpus.find("v100"), Needs(compiled=True)
     assert "Triton" in standing(pascal, "2.6", compiled).obstacle
     assert standing(volta, "2.6", compiled).obstacle == standing(pascal, "2.6", PLAIN).obstacle == ""
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "card", "obstacle"),
+    [
+        # torchao compiles the update of each parameter, whatever is asked
+        ("torchao-adamw-8bit", "gtx-1080-ti", "Triton, which needs compute capability 7.0"),
+        ("torchao-adamw-fp8", "t4", "float8_e4m3fn from compute capability 8.9 on"),
+        ("torchao-adamw-fp8", "a100-sxm-40gb", "float8_e4m3fn from compute capability 8.9 on"),
+        ("torchao-adamw-fp8", "l4", ""),
+        ("torchao-adamw-8bit", "t4", ""),
+    ],
+)
+def test_optimizers_that_compile_their_update(optimizer: str, card: str, obstacle: str) -> None:
+    report = staticmem.analyze(BLOCKS, batch=2, optimizer=optimizer, gpu=card)
+    assert report.gpu is not None
+    assert obstacle in report.gpu.why
+    assert (report.gpu.fit == "cannot run it") == bool(obstacle)

@@ -238,7 +238,7 @@ def test_the_script_of_a_file_runs(kind: str, tmp_path: Path) -> None:
 def test_notes_say_what_is_not_set() -> None:
     result: Fit = staticmem.fit(BLOCKS, "l4", optimizer="adamw", batch=4, freeze="embedding", amp="bf16")
     notes = {one.library: " ".join(one.notes) for one in result.settings}
-    assert notes["pytorch"] == "Predicted, and not set here: --freeze embedding"
+    assert notes["pytorch"] == "This file cannot set these, which the prediction includes: --freeze embedding"
     assert "--freeze embedding" in notes["transformers"]
     assert "--optimizer adamw" in notes["accelerate"]
     assert "--optimizer" not in notes["transformers"]

@@ -148,7 +148,7 @@ def _fitting(sweep: Sweep, gpu: str, cards: Sequence[tuple[SweepRow, CardFit]], 
     conditions = dict.fromkeys(card.condition for _, card in cards if card.condition and card.fit in (word, "tight"))
     also += f" (‡ only with {'; or '.join(conditions)})" if conditions else ""
     unable = [card for _, card in cards if card.fit == CANNOT_RUN]
-    also += f"; {gpu} cannot run {len(unable):,}: {unable[0].obstacle}" if unable else ""
+    also += f"; {gpu} cannot run {len(unable):,} of them ({unable[0].obstacle})" if unable else ""
     if not fitting:
         return f"; none fits {gpu}{also}"
     row, card = max(fitting, key=lambda pair: (pair[1].device_bytes or 0, _live(pair[0])))

@@ -196,7 +196,7 @@ def fit_table(cards: Sequence[CardRow], view: View) -> str:
     grid = table(heads, rows, id="cards", right=(2, 3, 6), classes=classes, caption="GPU fit")
     fitting, able = sum(card.fit == "fits" for card in cards), sum(card.fit != CANNOT_RUN for card in cards)
     lead = (
-        f"{fitting} of the {able} GPUs that can run it fit it even at the upper estimate, with 5 % to spare. "
+        f"The step fits on {fitting} of the {able} GPUs that can run it, at the upper estimate and with 5 % to spare. "
         "Hover over a need for its band; a star marks figures without a source. "
         "Where there is no data for a chip, the one named in Arch is used."
     )
