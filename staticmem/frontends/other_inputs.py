@@ -10,6 +10,7 @@ import os
 import re
 
 from staticmem.errors import ModelFileError
+from staticmem.frontends.architectures import CONFIG, is_offline
 
 EXPORT = "Export the model from its code: staticmem export model.py:FACTORY -o model.pt2 (or torch.onnx.export)."
 _CONFIG = "Give its config.json, if it is a model of transformers; or export the graph with 'staticmem export'."
@@ -91,9 +92,14 @@ def missing_file(path: str) -> ModelFileError:
     if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path) and not path.lower().endswith((".onnx", ".pt2")):
         why = "A model of the Hugging Face Hub is asked for by its name: its config, no weights."
         hint = f"Give hf:{path} (pip install 'staticmem[transformers,hub]')."
+        if is_offline():
+            hint = "Nothing is asked while HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set; give the path of its config.json."
         return ModelFileError(what, why, hint, code="SM101")
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", path):
         hint = f"A model of a package has its name before it: torchvision:{path}, timm:{path}; example: models:resnet50"
+        return ModelFileError(what, "There is no such file.", hint, code="SM101")
+    if path.partition(",")[0].endswith(CONFIG) and os.path.exists(path.partition(",")[0]):
+        hint = f"Options stand after the name of a model: transformers:{path}"
         return ModelFileError(what, "There is no such file.", hint, code="SM101")
     return ModelFileError(what, "There is no such file.", "Check the path.", code="SM101")
 

@@ -183,7 +183,8 @@ def _job(architecture: Architecture, sizes: Mapping[str, int] | None) -> dict[st
     package = architecture.package
     for needed in ("torch", package):
         if importlib.util.find_spec(needed) is None:
-            wanted = "'staticmem[transformers]'" if package == "transformers" else f"torch {package}"
+            extras = "transformers,hub" if architecture.revision else "transformers"
+            wanted = f"'staticmem[{extras}]'" if package == "transformers" else f"torch {package}"
             why, hint = f"{architecture.given} is built with it.", f"pip install {wanted}"
             raise UsageError(f"{needed} is not installed", why, hint, "SM146")
     config = hub.describe(architecture).config if package == "transformers" else None

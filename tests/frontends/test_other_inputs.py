@@ -86,3 +86,19 @@ def test_a_pipeline_of_diffusers_has_advice(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="is a pipeline of diffusers") as caught:
         open_model(str(tmp_path))
     assert "staticmem export" in caught.value.hint
+
+
+def test_options_stand_after_the_name_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.json").write_text("{}")
+    with pytest.raises(ModelFileError) as caught:
+        open_model("config.json,seq=1024")
+    assert caught.value.hint.endswith("transformers:config.json,seq=1024")
+
+
+def test_a_name_of_the_hub_while_nothing_may_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ModelFileError) as caught:
+        open_model("Qwen/Qwen3-8B")
+    assert "HF_HUB_OFFLINE" in caught.value.hint
