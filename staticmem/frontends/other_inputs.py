@@ -93,7 +93,7 @@ def missing_file(path: str) -> ModelFileError:
         why = "A model of the Hugging Face Hub is asked for by its name: its config, no weights."
         hint = f"Give hf:{path} (pip install 'staticmem[transformers,hub]')."
         if is_offline():
-            hint = "Nothing is asked while HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set; give the path of its config.json."
+            hint = "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, so nothing is asked. Give the path of a config.json."
         return ModelFileError(what, why, hint, code="SM101")
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_]*", path):
         hint = f"A model of a package has its name before it: torchvision:{path}, timm:{path}; example: models:resnet50"

@@ -342,9 +342,7 @@ def returned_text(device: model.DeviceInfo | None, view: View) -> str:
         return ""
     times = {1: "once", 2: "twice"}.get(device.retries, f"{device.retries:,} times")
     freed = view.size(device.returned_bytes)
-    return (
-        f"It fits only because PyTorch frees {freed} of cached memory ({times} in the three steps that are replayed)."
-    )
+    return f"It fits only because PyTorch frees {freed} of cached memory ({times} in the three steps replayed)."
 
 
 def largest_of(report: model.Report) -> model.LargestSize | None:
