@@ -104,7 +104,7 @@ def test_heads_of_attention_that_old_cards_run_in_another_kernel() -> None:
 
     assert "--sdpa math is what it runs" in obstacle(12, "t4", amp="fp16")
     assert "memory-efficient kernel" in obstacle(12, "gtx-1080-ti", dtype="fp16")
-    assert "in place of the math kernel" in obstacle(6, "v100-16gb")
+    assert "instead of the math kernel" in obstacle(6, "v100-16gb")
     assert "fused attention in bfloat16" in obstacle(12, "t4", amp="bf16")
     for width, gpu, words in (
         (16, "t4", {"amp": "fp16"}), (12, "a10", {"amp": "fp16"}), (12, "t4", {"amp": "fp16", "sdpa": "math"}),
@@ -113,7 +113,7 @@ def test_heads_of_attention_that_old_cards_run_in_another_kernel() -> None:
         assert obstacle(width, gpu, **words) == ""
     # compiled code calls the same kernels
     assert "--sdpa math is what it runs" in obstacle(12, "t4", amp="fp16", compile=True)
-    assert "in place of the math kernel" in obstacle(6, "v100-16gb", compile=True)
+    assert "instead of the math kernel" in obstacle(6, "v100-16gb", compile=True)
     assert obstacle(12, "a10", amp="fp16", compile=True) == ""
     assert obstacle(6, "t4", compile=True, sdpa="math") == ""
 

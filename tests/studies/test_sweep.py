@@ -161,9 +161,8 @@ def test_a_card_that_cannot_run_a_configuration_does_not_fit() -> None:
     assert [card.obstacle for card in ada] == ["", ""]
     alone = with_largest(points(Config(), SEED, {"amp": "bf16", "torch_version": "2.2"}, {}), ("t4",), GrownSize())
     assert alone.rows[0].cards[0].largest is None
-    assert "t4 cannot run 1 of them (torch.autocast of PyTorch 2.2 refuses" in Formats("sweep").default.render(
-        alone, PLAIN
-    )
+    said = Formats("sweep").default.render(alone, PLAIN)
+    assert "t4 cannot run 1 of them (torch.autocast of PyTorch 2.2 refuses" in said
 
 
 def test_live_memory_alone_rules_out_and_never_in() -> None:
