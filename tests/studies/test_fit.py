@@ -175,7 +175,7 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*words, "--gpu", "600MiB"]) == 1
     out = capsys.readouterr().out
     assert out.startswith("Does not fit a GPU of 600MiB: batch 8 ")
-    assert "is short by" in " ".join(out.split())
+    assert "MiB short" in " ".join(out.split())
     assert main([*words, "--gpu", "600MiB", "-f", "pytorch"]) == 1
     assert "def train_step" not in capsys.readouterr().out
     assert main([*words, "--gpu", "600MiB", "-f", "json"]) == 1
