@@ -69,12 +69,12 @@ def test_the_sentences_agree(capsys: pytest.CaptureFixture[str]) -> None:
     found = staticmem.max_batch(path, "2GiB", optimizer="rmsprop")
     assert main(["analyze", str(path), *flags, "--max-batch", "-q"]) == 0
     says = capsys.readouterr().out
-    assert f"is {found.batch} (" in says
-    assert f"{found.safe_batch} is within 95 %" in says
+    assert f"is {found.batch:,} (" in says
+    assert f"{found.safe_batch:,} is safe: its upper estimate is at most 95 %" in says
     batches = f"batch={found.safe_batch},{found.safe_batch + 1},{found.batch},{found.batch + 1}"
     assert main(["sweep", str(path), *flags, "--what-if", batches, "-j", "1", "-q"]) == 0
     says = capsys.readouterr().out
-    assert "4 configurations; 1 fit 2gib" in says
+    assert "4 configurations; 1 fits 2gib" in says
     assert f"(batch {found.safe_batch}), 2 are tight" in says  # tight is not to fit
     assert main(["sweep", str(path), *flags, "--max-batch", "-j", "1", "-q"]) == 0
     assert f"the largest batch on 2gib is {found.batch:,}, {found.safe_batch:,} safe" in capsys.readouterr().out
