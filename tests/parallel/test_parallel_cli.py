@@ -52,7 +52,7 @@ def test_a_communicator_is_beside_the_allocator(capsys: pytest.CaptureFixture[st
 def test_the_terminal_names_strategy_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--parallel", "fsdp", "--devices", "4", "--top", "40")
     assert code == 0
-    assert "FSDP2, one of 4 devices" in " ".join(out.split("\n\n")[0].split())
+    assert "FSDP2, one of 4 devices" in " ".join(out.split("\n\n")[1].split())
     assert "sharded gradients of" in out
     assert "gathered for" in out
 

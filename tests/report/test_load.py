@@ -54,7 +54,7 @@ def damaged(change: Callable[[dict[str, Any]], object]) -> Callable[[dict[str, A
         (damaged(lambda d: d["peak"].update(live_bytes="much")), "'peak.live_bytes' is 'much'"),
         (damaged(lambda d: d["peak"].update(live_bytes=True)), "'peak.live_bytes' is True"),
         (damaged(lambda d: d["peak"].pop("phase")), "It has no 'peak.phase'"),
-        (damaged(lambda d: d.update(peak=[])), "it has to be an object"),
+        (damaged(lambda d: d.update(peak=[])), "it must be an object"),
         (damaged(lambda d: d["top_tensors"][0].update(shape={})), "'top_tensors[0].shape'"),
         (lambda d: [d], "is not a report"),
         (damaged(lambda d: d["peak"]["bands"].pop("reserved")), "peak.bands lacks 'reserved'"),

@@ -121,8 +121,8 @@ def test_in_every_verb(tokens: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = staticmem.max_dim(tokens, CARD, "seq", batch=2, optimizer="sgd")
     assert main(["analyze", *step, "--max-dim", "seq"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert f"The largest seq on 2gib is {found.size} " in out
-    assert f"{found.next_size} needs" in out
+    assert f"The largest seq that fits is {found.size:,} (" in out
+    assert f"{found.next_size:,} needs" in out
     assert main(["sweep", *step, "--dim", "seq=64", "--max-dim", "seq", "-f", "csv"]) == 0
     heads, row = (line.split(",") for line in capsys.readouterr().out.splitlines())
     cells = dict(zip(heads, row, strict=True))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pt2_files import write_without_recording
 
 from staticmem.errors import StaticmemError
 from staticmem.studies import Request, Study
@@ -118,8 +119,8 @@ def core_of(batch: int, **words: object) -> object:
     return take_apart(study.lifetimes)
 
 
-def test_affine_is_exact_between_and_refuses_other_structures() -> None:
-    study = Study.open(MODELS / "resnet18.pt2", Request())
+def test_affine_is_exact_between_and_refuses_other_structures(tmp_path: Path) -> None:
+    study = Study.open(write_without_recording(MODELS / "resnet18.pt2", tmp_path / "plain.pt2"), Request())
     cores = {b: take_apart(study.ask(Request(batch=b, optimizer="adam")).lifetimes)[0] for b in (2, 5, 9, 13)}
     affine = Affine.through([(b, cores[b]) for b in (2, 5, 13)])
     assert affine is not None
@@ -132,9 +133,10 @@ def test_affine_is_exact_between_and_refuses_other_structures() -> None:
     assert Affine.through([(2, cores[2]), (2, cores[2])]) is None
 
 
-def test_optimizers_part() -> None:
+def test_optimizers_part(tmp_path: Path) -> None:
     """Adam: two states of the parameters' size, and one more for a moment (foreach's square roots)."""
-    study = Study.open(MODELS / "resnet18.pt2", Request(batch=2, optimizer="adam"))
+    plain_file = write_without_recording(MODELS / "resnet18.pt2", tmp_path / "plain.pt2")
+    study = Study.open(plain_file, Request(batch=2, optimizer="adam"))
     _, part = take_apart(study.lifetimes)
     assert part is not None
     parameters = sum(b.size for b in study.result.trace.buffers if b.category == "parameter")

@@ -62,7 +62,7 @@ def test_two_snapshots_differ_by_the_users_lines(tmp_path: Path, capsys: pytest.
     assert found["files"][0]["at"] == f"{OWN}:30 forward"
     assert main(["diff", old, new, "--top", "1"]) == 0
     out = capsys.readouterr().out
-    assert "grows by 12.00 MiB, from 17.00 MiB to 29.00 MiB" in out
+    assert "grows by 12.0 MiB, from 17.0 MiB to 29.0 MiB" in out
     assert "and 1 more" in out
     assert told(capsys, new, old)["change_bytes"] == -12 * MIB
 
@@ -75,7 +75,7 @@ def test_many_are_the_ranks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (found["before"], found["after"], found["skew_bytes"]) == (2, 1, 20 * MIB)
     assert [(one["line"], one["change_bytes"]) for one in found["lines"]] == [(f"{OWN}:7 forward", 20 * MIB)]
     assert main(["diff", *ranks, "-q"]) == 0
-    assert "the largest is 20.00 MiB (400.0%) above the smallest" in capsys.readouterr().out
+    assert "the largest is 20.0 MiB (400.0%) above the smallest" in capsys.readouterr().out
 
 
 def test_what_was_there_before_is_a_line_without_a_place(tmp_path: Path) -> None:
