@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 from hypothesis import settings
+from loading import load_module
 
 from staticmem.version import REFERENCE_TORCH
 
@@ -50,10 +51,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def sampling() -> ModuleType:
     """The random convolutions of scripts/convolutions/conv_sampling.py."""
-    path = Path(__file__).parents[1] / "scripts" / "convolutions" / "conv_sampling.py"
-    spec = importlib.util.spec_from_file_location("conv_sampling", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(Path(__file__).parents[1] / "scripts" / "convolutions" / "conv_sampling.py")

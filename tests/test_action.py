@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -11,11 +10,11 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from loading import load_module
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "action" / "pull_request.py"
@@ -24,15 +23,6 @@ model: {model}.pt2
 train: {{optimizer: adam, batch: 4}}
 budgets: [{{metric: live, limit: {limit}}}]
 """
-
-
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("action_check", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class GitHub(ThreadingHTTPServer):
@@ -164,7 +154,7 @@ def outcome(needs: int, configuration: str = "batch=4", passed: bool = True) -> 
 
 
 def test_rows_have_their_change_and_those_with_the_least_room_come_first() -> None:
-    module = script()
+    module = load_module(SCRIPT)
     head = {"outcomes": [outcome(10, "new"), outcome(1200, passed=False), outcome(20, "same")]}
     rows = module.with_changes(head, {"outcomes": [outcome(700), outcome(20, "same")]})
     assert [(row["configuration"], row["change"]) for row in rows] == [("batch=4", 500), ("same", 0), ("new", None)]
@@ -174,7 +164,7 @@ def test_rows_have_their_change_and_those_with_the_least_room_come_first() -> No
 
 
 def test_names_of_files_are_text_in_the_comment() -> None:
-    module = script()
+    module = load_module(SCRIPT)
     rows = module.with_changes({"outcomes": [outcome(1, "`</code>|@all\n<img src=x>")]}, {})
     body = module.body_of("a --> <b>", {}, {}, rows, "")
     assert "<img" not in body
@@ -195,7 +185,7 @@ def test_names_of_files_are_text_in_the_comment() -> None:
     ],
 )
 def test_sizes(number: int, text: str) -> None:
-    assert script().size(number) == text
+    assert load_module(SCRIPT).size(number) == text
 
 
 def test_what_the_action_declares_is_what_it_has() -> None:

@@ -5,29 +5,19 @@ Refresh them: pytest tests/test_pages.py --overwrite-golden
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from loading import load_module
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "scripts" / "pages").glob("*_page.py"))
 
 
-def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_page_is_fresh(script: Path, request: pytest.FixtureRequest) -> None:
-    module = _module(script)
+    module = load_module(script)
     page = ROOT / "docs" / "generated" / f"{script.stem.removesuffix('_page')}.md"
     if request.config.getoption("--overwrite-golden"):
         page.write_text(module.page(), encoding="utf-8", newline="\n")
@@ -36,7 +26,7 @@ def test_a_page_is_fresh(script: Path, request: pytest.FixtureRequest) -> None:
 
 def test_the_picture_of_readings_is_fresh(request: pytest.FixtureRequest) -> None:
     """It has every reading of the page that the axes have room for, and README says how many."""
-    module = _module(ROOT / "scripts" / "pictures" / "readings_picture.py")
+    module = load_module(ROOT / "scripts" / "pictures" / "readings_picture.py")
     found = module.readings(module.PAGE.read_text(encoding="utf-8"))
     drawn, kept = module.picture(found), ROOT / "docs" / "images" / "readings.svg"
     if request.config.getoption("--overwrite-golden"):
@@ -47,7 +37,7 @@ def test_the_picture_of_readings_is_fresh(request: pytest.FixtureRequest) -> Non
 
 
 def test_what_agents_read_is_fresh(request: pytest.FixtureRequest) -> None:
-    for path, text in _module(ROOT / "scripts/pages/agent_files.py").documents().items():
+    for path, text in load_module(ROOT / "scripts/pages/agent_files.py").documents().items():
         if request.config.getoption("--overwrite-golden"):
             path.write_text(text, encoding="utf-8", newline="\n")
         assert path.read_text(encoding="utf-8") == text, "run: python scripts/pages/agent_files.py"
@@ -61,7 +51,7 @@ def test_every_page_begins_with_what_it_is_for() -> None:
 
 
 def test_the_site_has_every_page_in_its_navigation(tmp_path: Path) -> None:
-    site = _module(ROOT / "scripts/site/build_docs.py")
+    site = load_module(ROOT / "scripts/site/build_docs.py")
     pages = {target for source, target in site.stage(tmp_path).items() if source.endswith(".md")}
     config = (tmp_path / "zensical.toml").read_text(encoding="utf-8")
     shown = set(re.findall(r'"([^"]+\.md)"', next(line for line in config.splitlines() if line.startswith("nav = "))))

@@ -88,7 +88,8 @@ def outline(calls: Sequence[int], sizes: Sequence[int], streams: Mapping[int, in
     """The outline of `simulate` for calls without `joined` pairs; `streams` as in `Process`."""
     served = serve(joined(calls, len(sizes)), sizes, streams=streams)
     (allocated, reserved), small, rounding, blocks, opened, highest = served
-    at, opened_at = (calls.index(id) if id >= 0 else 0 for id in (highest, opened))
+    at = calls.index(highest) if highest >= 0 else 0
+    opened_at = calls.index(opened) if opened >= 0 else 0
     return Outline(allocated, at, reserved, opened_at, blocks, small, rounding)
 
 
@@ -136,26 +137,9 @@ def serve(
                 if allocated + extra > peak:
                     peak, rounding = allocated + extra, unused
                 continue
-            address, size, before, behind, _, pool = block
-            allocated -= size
-            unused -= size - rounded[~call]
-            if before is not None and before[4]:
-                address = before[0]
-                del pool[bisect_left(pool, (before[1], address))]
-                size += before[1]
-                before = before[2]
-                block[0], block[2] = address, before
-                if before is not None:
-                    before[3] = block
-            if behind is not None and behind[4]:
-                del pool[bisect_left(pool, (behind[1], behind[0]))]
-                size += behind[1]
-                behind = behind[3]
-                block[3] = behind
-                if behind is not None:
-                    behind[2] = block
-            block[1], block[4] = size, True
-            insort(pool, (size, address, block))
+            allocated -= block[1]
+            unused -= block[1] - rounded[~call]
+            _free(block)
             if allocated + extra > peak:
                 peak, rounding = allocated + extra, unused
             continue
@@ -227,6 +211,28 @@ def serve(
     return Served(Peaks(peak, reserved), small_segments * SMALL_BUFFER, rounding, blocks, opened, highest)
 
 
+def _free(block: list[Any]) -> None:
+    """Joins a block with its free neighbours, and puts it into its pool (`DeviceCachingAllocator::free_block`)."""
+    address, size, before, behind, _, pool = block
+    if before is not None and before[4]:
+        address = before[0]
+        del pool[bisect_left(pool, (before[1], address))]
+        size += before[1]
+        before = before[2]
+        block[0], block[2] = address, before
+        if before is not None:
+            before[3] = block
+    if behind is not None and behind[4]:
+        del pool[bisect_left(pool, (behind[1], behind[0]))]
+        size += behind[1]
+        behind = behind[3]
+        block[3] = behind
+        if behind is not None:
+            behind[2] = block
+    block[1], block[4] = size, True
+    insort(pool, (size, address, block))
+
+
 def reserve(
     calls: Sequence[int],
     sizes: Sequence[int],
@@ -252,24 +258,7 @@ def reserve(
             block = live[~call]
             if block is None:  # an empty tensor
                 continue
-            address, size, before, behind, _, pool = block
-            if before is not None and before[4]:
-                address = before[0]
-                del pool[bisect_left(pool, (before[1], address))]
-                size += before[1]
-                before = before[2]
-                block[0], block[2] = address, before
-                if before is not None:
-                    before[3] = block
-            if behind is not None and behind[4]:
-                del pool[bisect_left(pool, (behind[1], behind[0]))]
-                size += behind[1]
-                behind = behind[3]
-                block[3] = behind
-                if behind is not None:
-                    behind[2] = block
-            block[1], block[4] = size, True
-            insort(pool, (size, address, block))
+            _free(block)
             continue
         id = call - count if call >= count else call
         size = sizes[id]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from loading import load_module
 
 from staticmem.ops import tags
 
@@ -16,11 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.torch
 def test_tags_are_those_of_pytorch() -> None:
     torch = pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("op_tags", ROOT / "scripts" / "releases" / "op_tags.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_module(ROOT / "scripts" / "releases" / "op_tags.py")
     ours = json.loads((ROOT / "staticmem" / "ops" / "tags.json").read_text(encoding="utf-8"))
     if not torch.__version__.startswith(ours["torch"] + "."):
         pytest.skip(f"the tags are those of PyTorch {ours['torch']}")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from types import ModuleType
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from loading import load_module
 
 from staticmem import StaticmemError
 from staticmem.validate import plain_pickle
@@ -29,13 +29,7 @@ SMALL = {  # kinds whose originals are read in milliseconds
 
 
 def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / "faults" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # its dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return load_module(ROOT / "scripts" / "faults" / f"{name}.py", registered=True)
 
 
 @pytest.fixture(scope="module")

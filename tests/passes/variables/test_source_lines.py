@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 import weakref
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loading import load_module
 
 torch = pytest.importorskip("torch")
 
@@ -115,11 +115,7 @@ def report_of(lines: list[str], folder: Path) -> staticmem.Report:
     name = f"lines_{len(lines)}"
     source = folder / f"{name}.py"
     source.write_text(_STATEMENTS.format("\n        ".join(lines)), encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(name, source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(source)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.export.export(module.Crowded().eval(), (torch.ones(64, 64),), strict=False)

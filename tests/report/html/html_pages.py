@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import onnx
+from loading import load_module
 from onnx import TensorProto, helper
 
 from staticmem.studies import Request, Study
@@ -71,10 +71,5 @@ def large() -> tuple[Study, str]:
 
 def chain(count: int, path: Path) -> Path:
     """The network of `count` nodes that the benchmarks measure."""
-    spec = importlib.util.spec_from_file_location("benchmark_graphs", ROOT / "benchmarks" / "graphs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.chain(count, str(path))
+    load_module(ROOT / "benchmarks" / "graphs.py").chain(count, str(path))
     return path

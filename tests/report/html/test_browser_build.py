@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import http.server
-import importlib.util
 import json
 import threading
 import urllib.error
@@ -14,6 +13,7 @@ from types import ModuleType
 
 import pytest
 from browser import Browser, Page, find
+from loading import load_module
 
 import staticmem
 
@@ -28,12 +28,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def builder() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_site", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SCRIPT)
 
 
 @pytest.fixture(scope="module")
