@@ -9,8 +9,8 @@ normalisation uses the statistics of the batch and dropout stays. The batch is s
 symbolic height and width too.
 
 - `.pt2` is `torch.export.save` as it is, compressed, less the source lines in its graph, which name files of whoever
-  ran this. It carries a recording of the code, as what `staticmem export` writes does. `.onnx` has none: files without
-  one have to be read too.
+  ran this. It carries a recording of the code, as what `staticmem export` writes does, with batch, height and width
+  open even where the graph opens the batch alone. `.onnx` has none: files without one have to be read too.
 - `.onnx` is the dynamo exporter without its optimiser (which would fold batch normalisation into convolutions). Weights
   are external data without a data file: names, shapes and types are there, bytes are not. Read it with
   `onnx.load(path, load_external_data=False)`.
@@ -97,7 +97,7 @@ def write_pt2(exported: ExportedProgram, job: Job, path: Path) -> None:
                 info.compress_type = zipfile.ZIP_DEFLATED
                 target.writestr(info, source.read(member), compresslevel=9)
     model, image = network(job)
-    document = record(model, (image,), axes=[dict(job.symbolic)])
+    document = record(model, (image,), axes=[dict(SIZES)])
     path.write_bytes(with_recording(path.read_bytes(), ".pt2", document))
     torch.export.load(path)
 

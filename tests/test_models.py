@@ -16,6 +16,8 @@ from typing import Any
 import onnx
 import pytest
 
+from staticmem.frontends import open_model
+
 MODELS = Path(__file__).resolve().parent.parent / "models"
 MANIFEST: dict[str, Any] = json.loads((MODELS / "manifest.json").read_text())
 FILES: list[dict[str, Any]] = MANIFEST["files"]
@@ -159,3 +161,10 @@ def test_pytorch_loads_the_archives() -> None:
     torch = pytest.importorskip("torch")
     exported = torch.export.load(io.BytesIO((MODELS / "resnet18.pt2").read_bytes()))
     assert sum(p.numel() for p in exported.parameters()) == PARAMETERS["resnet18"]
+
+
+@each_pt2
+def test_a_recording_opens_batch_and_resolution(path: Path) -> None:
+    """`--resolution 256` of `models:resnet50` is refused where its recording has its image fixed."""
+    [image] = open_model(str(path)).inputs
+    assert image.shape == ("batch", 3, "height", "width")
