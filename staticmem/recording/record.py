@@ -390,8 +390,9 @@ class _Call:
         for example, names in zip(examples, axes, strict=True):
             for axis, name in names.items():
                 sizes.setdefault(name, int(example.shape[axis]))
-        read = {self.sizes.names[symbol] for symbol in getattr(self.fake, "fixed", ()) if symbol in self.sizes.names}
-        fixed = [f"Eq({name},{sizes[name]})" for name in sorted(read) if name in sizes]
+        hints = {n.node.expr: int(n.node.hint) for _, t in self.inputs for n in t.shape if isinstance(n, torch.SymInt)}
+        read = (symbol for symbol in getattr(self.fake, "fixed", ()) if symbol in hints)  # at the sizes recorded
+        fixed = sorted(f"Eq({self.sizes.names[symbol]},{hints[symbol]})" for symbol in read)
         return TracedSizes(sizes, {}, (*fixed, *self._conditions(self.guards[False]).values()))
 
 

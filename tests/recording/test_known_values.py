@@ -99,6 +99,24 @@ def test_a_value_that_depends_on_an_open_size_holds_at_the_example() -> None:
         _ = Study(model, Request(mode="infer", dims={"seq": 17})).report
 
 
+def test_a_value_that_depends_on_the_batch_holds_at_the_batch_recorded() -> None:
+    """An example of 1 is recorded as 2: what is read of 2 samples is no program for one."""
+    from staticmem.recording.record import record
+
+    class Counted(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def forward(self, ids: Any) -> Any:
+            return torch.zeros(int((ids == 0).sum()), 256, device=ids.device) + 1
+
+    ids, axes = torch.zeros(1, 16, dtype=torch.int64), [{0: "batch"}]
+    given: Contents = {"ids": lambda shape: torch.zeros(shape, dtype=torch.int64)}
+    written = record(Counted(), (), {"ids": ids}, axes=axes, input_values=given)
+    assert written["programs"][0]["output_shapes"] == [[32, 256]]
+    assert written["sizes"]["conditions"] == ["Eq(batch,2)"]
+    written = record(Counted(), (), {"ids": ids}, axes=axes, input_values=given, as_given=True)
+    assert written["programs"][0]["output_shapes"] == [[16, 256]]
+    assert RecordedModel("<m>", written, "transformers").sizes.conditions == ()
+
+
 def test_a_size_that_the_code_fixed_is_recorded_again() -> None:
     """A model that is built on demand is asked by the name of the size, or by its place."""
 
