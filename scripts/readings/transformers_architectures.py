@@ -28,6 +28,7 @@ VIDEO_CLASSIFICATION AUDIO_CLASSIFICATION CTC OBJECT_DETECTION UNIVERSAL_SEGMENT
 LAYERS = re.compile(r"(num_.*layers?|n_layers?|.*_layers|num_.*blocks|depth)$")
 TIMEOUT = 90.0  # seconds of one architecture
 LAYERS_KEPT = 2
+STAGES = ("out_features", "out_indices", "_out_features", "_out_indices")
 
 
 def architectures() -> dict[str, str]:
@@ -63,11 +64,21 @@ def _with_few_layers(content: Any) -> Any:
     lengths = set(counts.values())
     result = {}
     for key, value in content.items():
-        if key.endswith("layer_types") and isinstance(value, list) and len(value) in lengths:
-            result[key] = value[: min(len(value), LAYERS_KEPT)]
+        if isinstance(value, list) and len(value) in lengths and all(isinstance(one, str) for one in value):
+            result[key] = _of_all_kinds(value)
+        elif key in STAGES:  # of which some are no longer there
+            result[key] = None
+        elif isinstance(value, dict) and value and all(str(layer).isdigit() for layer in value):  # by layer
+            result[key] = {layer: one for layer, one in value.items() if int(layer) < LAYERS_KEPT}
         else:
             result[key] = few.get(key, _with_few_layers(value))
     return result
+
+
+def _of_all_kinds(layers: list[str]) -> list[str]:
+    """The kinds of a few layers, as many different ones as there are."""
+    kinds = list(dict.fromkeys(layers))
+    return (kinds if len(kinds) > 1 else layers)[:LAYERS_KEPT]
 
 
 def tried(kind: str, name: str) -> dict[str, str]:

@@ -60,7 +60,7 @@ OPTIONS: Mapping[str, Option] = {
         "of the weights (default: that of the config, else float32)", choices=("float32", "bfloat16", "float16")
     ),
     "labels": Option("labels go in, the model's own loss comes out (default: in training)", ("transformers",), _YES),
-    "use_cache": Option("keys and values come out (default: in training as the config says)", ("transformers",), _YES),
+    "use_cache": Option("keys and values come out (default: as the config says)", ("transformers",), _YES),
     "mask": Option("an attention mask of the padding goes in (default: no)", ("transformers",), _YES),
     "checkpointing": Option(
         "the checkpoints that the package has for its blocks (default: no)", ("transformers", "timm"), _YES

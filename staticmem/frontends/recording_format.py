@@ -27,7 +27,7 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `files` | of the code: paths from the folder of the model's file. Older recordings lack this and the next two keys |
 | `lines`, `names` | of the code that `unused` is about: `[file, number, function]`, and what variables are called |
 | `decided` | branches on what tensors hold, as a run on example inputs took them: `[file, line, function, answer]` |
-| `use_cache` | of transformers: the outputs of training have keys and values of the tokens |
+| `use_cache` | of transformers: the outputs have keys and values of the tokens |
 | `own_loss` | of transformers: the loss is the one that the model computes from labels |
 | `unlabelled` | of transformers: why its own loss could not be recorded |
 | `read_values` | where the code read values of its inputs, which were those of the example (older lack it) |

@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -22,54 +21,13 @@ from unittest import mock
 from staticmem.child import FailedError, answer, limit_memory
 from staticmem.errors import StaticmemError, described
 from staticmem.recording import surroundings
+from staticmem.recording.example_inputs import Built, Example
+from staticmem.recording.labels import add_labels, loss_function
+from staticmem.recording.model_inputs import ModelInputs
 
 MOST_MODULES = 200_000
 MOST_PARAMETERS = 1 << 46  # elements: 70,000 billion
-SEQUENCE = 512  # tokens of an example
-TOKENS = "seq"
-_INPUTS = ("pixel_values", "hidden_states", "input_features", "input_values", "input_ids", "pixel_values_videos")
-
-
-@dataclass
-class Built:
-    """A module with its example inputs; `axes` has the names of the sizes of each, in order."""
-
-    module: Any
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    axes: list[dict[int, str]] = field(default_factory=list)
-    loss: Callable[[Any], Any] | None = None
-    of_mode: dict[str, bool] = field(default_factory=dict)  # as `Loop.inputs`
-    begin: Callable[[bool], None] = lambda training: None  # as that of `Loop`
-    uses_cache: bool = False  # in training
-    input_values: dict[str, Any] = field(
-        default_factory=dict
-    )  # of inputs that the code reads (`known_values.Contents`)
-
-    def add(self, name: str, dtype: Any, sizes: list[tuple[str, int]]) -> None:
-        """An input by keyword; each axis with its name, "" where it stays as it is."""
-        import torch
-
-        self.kwargs[name] = torch.zeros([n for _, n in sizes], dtype=dtype, device="meta")
-        self.axes.append({axis: title for axis, (title, _) in enumerate(sizes) if title})
-
-    def of_all_modes(self) -> tuple[dict[str, Any], list[dict[int, str]]]:
-        """The inputs by keyword, and the axes of all, without what goes in in training alone."""
-        kwargs = {name: value for name, value in self.kwargs.items() if not self.of_mode.get(name)}
-        by_position = self.axes[: len(self.args)]
-        named = zip(self.kwargs, self.axes[len(self.args) :], strict=True)
-        return kwargs, [*by_position, *(axes for name, axes in named if name in kwargs)]
-
-
-class Example:
-    """Sizes of the example inputs: those of the job, else of the options, else the usual ones."""
-
-    def __init__(self, job: Mapping[str, Any]) -> None:
-        self.sizes, self.options = job["sizes"] or {}, job["options"]
-
-    def of(self, name: str, usual: int) -> tuple[str, int]:
-        option = {"height": "size", "width": "size"}.get(name, name)
-        return name, int(self.sizes.get(name) or self.options.get(option) or usual)
+MOST_REPAIRS = 6  # inputs that the code asks for one after the other
 
 
 def main(path: str) -> int:
@@ -119,7 +77,7 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
             data, lines = graph_file(request)
         else:
             data = pack(
-                {**_recorded(built, job["options"], job.get("sizes") is not None), **_loss_function(built.module)}
+                {**_recorded(built, job["options"], job.get("sizes") is not None), **loss_function(built.module)}
             )
     except StaticmemError as error:
         raise FailedError("graph" if job["kind"] else "run", f"{error.what}: {error.why}") from error
@@ -129,6 +87,18 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
 
 
 def _recorded(built: Built, options: Mapping[str, Any], as_given: bool = False) -> dict[str, Any]:
+    """The recording, with the inputs that the code turns out to need."""
+    for _ in range(MOST_REPAIRS):
+        before = built.changes
+        try:
+            return _recorded_once(built, options, as_given)
+        except StaticmemError as error:
+            if built.changes == before and not built.repair(error):
+                raise
+    return _recorded_once(built, options, as_given)
+
+
+def _recorded_once(built: Built, options: Mapping[str, Any], as_given: bool) -> dict[str, Any]:
     """The recording; without labels where the forward takes them, and cannot compute its loss on fake tensors."""
     from staticmem.recording.record import Loop, record
 
@@ -137,7 +107,7 @@ def _recorded(built: Built, options: Mapping[str, Any], as_given: bool = False) 
     try:
         document = record_it(built.module, built.args, built.kwargs, built.loss, axes=built.axes, loop=loop)
     except StaticmemError as error:
-        if not built.of_mode or "labels" in options:
+        if not built.of_mode or "labels" in options or built.repair(error):
             raise
         kwargs, axes = built.of_all_modes()
         document = record_it(built.module, built.args, kwargs, axes=axes, loop=Loop(begin=built.begin))
@@ -205,15 +175,17 @@ def _transformers(job: Mapping[str, Any]) -> Built:
     _widen_as_loading_does(model, config.dtype)
     if options.get("checkpointing") == "yes":
         model.gradient_checkpointing_enable()
-    built = _with_inputs(model, config, Example(job), options)
+    inputs = ModelInputs(model, config, Example(job), options)
+    built = inputs.make()
+    add_labels(inputs, options.get("labels"))
     configs = {id(c): c for c in (config, config.get_text_config())}.values()
     _set_cache(built, [c for c in configs if hasattr(c, "use_cache")], options.get("use_cache"))
     return built
 
 
 def _set_cache(built: Built, configs: Sequence[Any], asked: str | None) -> None:
-    """Has the forward give keys and values or not. Where nobody says it, a loop of training is as the config has it:
-    `outputs = model(**batch)` then holds them. A lone forward of inference has none: there is no next token.
+    """Has the forward give keys and values or not. Where nobody says it the config does, as in the library: a loop with
+    `outputs = model(**batch)` then holds them, in training and in inference.
     """
     usual = [c.use_cache for c in configs]
     checkpoints = any(getattr(m, "gradient_checkpointing", False) for m in built.module.modules())
@@ -221,7 +193,7 @@ def _set_cache(built: Built, configs: Sequence[Any], asked: str | None) -> None:
 
     def begin(training: bool) -> None:
         for config, use in zip(configs, usual, strict=True):
-            config.use_cache = asked == "yes" or (asked is None and training and use)
+            config.use_cache = asked == "yes" or (asked is None and use)
 
     built.begin = begin
     begin(False)
@@ -299,177 +271,18 @@ def _head(package: Any, config: Any, asked: str | None) -> tuple[Any, Any]:
         of: Any = getattr(cls, "config_class", None)
         if of is not None and isinstance(part, of):
             return cls, part
+    if _is_named_for(config.model_type, name):
+        return cls, config
     raise FailedError("refused", f"{name} is not a class for the model_type '{config.model_type}'")
 
 
-def _with_inputs(model: Any, config: Any, example: Example, options: Mapping[str, str]) -> Built:
-    import torch
+def _is_named_for(kind: str, name: str) -> bool:
+    """Whether the library has the class for configs of a type: some types have the code of another."""
+    from transformers.models.auto import modeling_auto as auto
 
-    taken = inspect.signature(model.forward).parameters
-    built, main = Built(model), _main_input(model, taken)
-    batch = example.of("batch", 2)
-    text = config.get_text_config()
-    most = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or SEQUENCE
-    tokens = example.of(TOKENS, min(SEQUENCE, int(most)))
-    images = (
-        _images_beside_text(model, config, example, options) if {"input_ids", "pixel_values"} <= set(taken) else None
-    )
-    if images is not None:
-        _add_images_and_text(built, images, taken, example)
-        tokens = example.of(TOKENS, built.kwargs["input_ids"].shape[1])
-    elif main in ("pixel_values", "hidden_states") and "grid_thw" in taken:
-        _add_vision(built, _images_beside_text(model, config, example, options), taken, batch, main)
-    elif main == "input_ids" and "input_features" in taken:
-        why = "it reads sound beside its text; for the text alone give the class of it (head=...ForCausalLM)"
-        raise FailedError("refused", why)
-    elif main == "input_ids":
-        built.add(main, torch.int64, [batch, tokens])
-        if options.get("mask") == "yes":
-            built.add("attention_mask", torch.int64, [batch, tokens])
-    elif main == "pixel_values":
-        images = config if hasattr(config, "num_channels") else getattr(config, "vision_config", config)
-        channels = getattr(images, "num_channels", None) or _channels(model)
-        sides = getattr(images, "image_size", None) or 224
-        height, width = sides if isinstance(sides, (list, tuple)) else (sides, sides)
-        image = [batch, ("", channels), example.of("height", height), example.of("width", width)]
-        built.add(main, model.dtype, image)
-    elif main == "input_values" and hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):  # a spectrogram
-        sides = [("", int(config.max_length)), ("", int(config.num_mel_bins))]  # fixed: its patches have positions
-        built.add(main, model.dtype, [batch, *sides])
-    elif main == "input_values":
-        built.add(main, model.dtype, [batch, example.of("samples", 16000)])
-    elif main == "input_features" and hasattr(config, "num_mel_bins") and hasattr(config, "max_source_positions"):
-        frames = example.of("frames", 2 * config.max_source_positions)
-        built.add(main, model.dtype, [batch, ("", config.num_mel_bins), frames])
-    elif main == "input_features" and (bins := _bins(config)):
-        built.add(main, model.dtype, [batch, example.of("frames", 512), ("", bins)])
-    elif main == "past_values" and hasattr(config, "context_length"):
-        channels = getattr(config, "num_input_channels", None)
-        sides = [("", int(config.context_length)), *([("", int(channels))] if channels else [])]
-        built.add(main, torch.float32, [batch, *sides])
-    elif main == "pixel_values_videos":
-        frames = ("", int(getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None) or 8))
-        side = int(
-            options.get("size") or getattr(config, "image_size", None) or getattr(config, "crop_size", None) or 224
-        )
-        built.add(main, model.dtype, [batch, frames, ("", 3), ("", side), ("", side)])
-    else:
-        raise FailedError("refused", f"its input '{main}' is not one of those that staticmem knows how to make")
-    targets = example.of(f"target_{TOKENS}", tokens[1]) if config.is_encoder_decoder else tokens
-    _add_labels(built, batch, targets, options.get("labels"))
-    return built
-
-
-def _main_input(model: Any, taken: Mapping[str, Any]) -> str:
-    """The input that the forward needs; classes of parts have the name of the whole's, which they do not take."""
-    main = str(model.main_input_name)
-    if main in taken:
-        return main
-    return next((name for name in _INPUTS if name in taken), main)
-
-
-def _bins(config: Any) -> int | None:
-    """Numbers of each frame of sound."""
-    for part in (config, getattr(config, "encoder_config", None), getattr(config, "audio_config", None)):
-        for name in ("num_mel_bins", "feature_projection_input_dim", "input_dim", "feature_size", "input_feat_size"):
-            if isinstance(bins := getattr(part, name, None), int):
-                return bins
-    return None
-
-
-def _images_beside_text(model: Any, config: Any, example: Example, options: Mapping[str, str]) -> Any:
-    """The images of the example, none where the user asks for text alone."""
-    each = int(options.get("images") or 1)
-    side = options.get("size")
-    from staticmem.recording.image_inputs import Images
-
-    return Images(model, config, example.of("batch", 2)[1], each, int(side) if side else None)
-
-
-def _add_images_and_text(built: Built, images: Any, taken: Mapping[str, Any], example: Example) -> None:
-    import torch
-
-    from staticmem.recording.image_inputs import TEXT
-
-    batch = example.of("batch", 2)
-    images.add_pixels(taken, built.module.dtype)
-    count = images.tokens()
-    tokens = example.of(TOKENS, count + TEXT)
-    built.add("input_ids", torch.int64, [batch, tokens])
-    built.input_values = {"input_ids": images.ids(count), **images.contents}
-    _add_pixels(built, images, batch)
-    for name in images.named_kinds(taken):
-        built.add(name, torch.int64, [batch, tokens])
-        built.input_values[name] = images.kinds(count)
-
-
-def _add_vision(built: Built, images: Any, taken: Mapping[str, Any], batch: tuple[str, int], main: str) -> None:
-    """The images alone, as the vision part of a model takes them."""
-    images.add_pixels(taken, built.module.dtype)
-    images.inputs = {main if name == "pixel_values" else name: value for name, value in images.inputs.items()}
-    built.input_values = dict(images.contents)
-    _add_pixels(built, images, batch)
-
-
-def _add_pixels(built: Built, images: Any, batch: tuple[str, int]) -> None:
-    for name, (dtype, shape) in images.inputs.items():
-        first = batch if shape[0] == batch[1] else ("", shape[0])
-        built.add(name, dtype, [first, *(("", n) for n in shape[1:])])
-
-
-def _channels(model: Any) -> int:
-    """Of the images of a model whose config does not say it: what its first convolution takes."""
-    import torch
-
-    return next((int(m.in_channels) for m in model.modules() if isinstance(m, torch.nn.Conv2d)), 3)
-
-
-def _add_labels(built: Built, batch: tuple[str, int], tokens: tuple[str, int], asked: str | None) -> None:
-    """What the forward computes its loss from goes in, in training alone where nobody asks for it."""
-    import torch
-
-    taken, name = inspect.signature(built.module.forward).parameters, type(built.module).__name__
-    sizes = _sizes_of_labels(built, batch, tokens) if asked != "no" else {}
-    if asked == "yes" and not sizes:
-        raise FailedError("option", f"the forward of {name} takes no labels")
-    if "decoder_input_ids" in taken and built.module.config.is_encoder_decoder and asked != "yes":
-        built.add("decoder_input_ids", torch.int64, [batch, tokens])
-        built.of_mode |= {"decoder_input_ids": False} if sizes else {}  # from labels the code makes them itself
-    for one, sides in sizes.items():
-        built.add(one, torch.int64, sides)
-        built.of_mode |= {one: True} if asked is None else {}
-    built.loss = _loss_of if sizes else None
-
-
-def _sizes_of_labels(built: Built, batch: tuple[str, int], tokens: tuple[str, int]) -> dict[str, list[tuple[str, int]]]:
-    """The labels of the forward by name: nothing where it has no loss."""
-    taken, name = inspect.signature(built.module.forward).parameters, type(built.module).__name__
-    if "labels" not in taken:
-        return {n: [batch] for n in ("start_positions", "end_positions") if n in taken}
-    if name.endswith(("SequenceClassification", "ImageClassification", "AudioClassification")):
-        return {"labels": [batch]}
-    if name.endswith("SemanticSegmentation"):
-        return {"labels": [batch, *zip(("height", "width"), built.kwargs["pixel_values"].shape[2:], strict=True)]}
-    return {"labels": [batch, tokens]}
-
-
-def _loss_of(result: Any) -> Any:
-    """The loss and the other outputs, which a loop with `outputs = model(**inputs)` holds."""
-    return {"loss": result.loss, **result}
-
-
-def _loss_function(module: Any) -> dict[str, str]:
-    """The key of transformers' LOSS_MAPPING by which a forward with labels computes its loss; nothing where its code
-    has a loss of its own (T5, BERT), or where it is a model of another package.
-
-    Source: transformers 5.24, modeling_utils.py, `PreTrainedModel.loss_function`: classes whose names have no key
-    (GPT2LMHeadModel) have None for a type, which means the loss of causal models.
-    """
-    forward = type(module).forward
-    calls = "loss_function" in getattr(getattr(inspect.unwrap(forward), "__code__", None), "co_names", ())
-    if not calls or not hasattr(module, "loss_type"):
-        return {}
-    return {"loss_function": "ForCausalLM" if module.loss_type is None else str(module.loss_type)}
+    tables = [vars(auto)[table] for table in vars(auto) if table.endswith("_MAPPING_NAMES")]
+    named = [table.get(kind) for table in tables]
+    return any(name == one or (isinstance(one, (list, tuple)) and name in one) for one in named)
 
 
 # -- timm and torchvision --------------------------------------------------------------------------------------------

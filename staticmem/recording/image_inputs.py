@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from staticmem.recording.config_facts import IMAGES, Facts
+
 TEXT = 64  # tokens of the example beside those of images
 _TILES = (3, 5, 2, 4, 7)  # of an image in parts, the whole one among them
 _SIDE = 448  # of an image, where the config has none
@@ -27,12 +29,12 @@ class Images:
 
     def __init__(self, model: Any, config: Any, batch: int, each: int, side: int | None) -> None:
         self.model, self.config, self.batch, self.each = model, config, batch, each
-        self.vision = _vision_config(config)
-        self.side = side or _side(self.vision) or _SIDE
+        self.facts = Facts(config)
+        self.side = side or (self.facts.sides() or (_SIDE, _SIDE))[0]
         self.contents: dict[str, Callable[[tuple[int, ...]], torch.Tensor]] = {}
         self.inputs: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         self.features: list[torch.Tensor] | None = None
-        self.token = next((t for name in _TOKENS if isinstance(t := getattr(config, name, None), int)), None)
+        self.token = self.facts.number(_TOKENS)
 
     @property
     def count(self) -> int:
@@ -40,13 +42,13 @@ class Images:
 
     def add_pixels(self, taken: Mapping[str, Any], dtype: torch.dtype) -> None:
         """The images as the forward takes them: patches with their grid, or pictures."""
-        channels = int(_first(self.vision, ("num_channels", "in_channels", "in_chans")) or 3)
+        channels = int(self.facts.channels() or 3)
         grid = next((name for name in _GRIDS if name in taken), None)
         if grid is not None:
             patch, merge = self._patch(), self._merge()
             self.side = max(self.side // (patch * merge), 1) * patch * merge
             rows = self.side // patch
-            depth = int(_first(self.vision, ("temporal_patch_size",)) or 1)
+            depth = int(self.facts.number(("temporal_patch_size",), IMAGES) or 1)
             self.inputs["pixel_values"] = dtype, (self.count * rows * rows, channels * depth * patch * patch)
             ends = [1, rows, rows] if grid != "image_grid_hws" else [rows, rows]
             self._add(grid, torch.tensor([ends] * self.count))
@@ -87,11 +89,11 @@ class Images:
         self.contents[name] = lambda shape: contents.expand(shape) if contents.dim() == len(shape) else contents
 
     def _patch(self) -> int:
-        size = _first(self.vision, ("patch_size", "spatial_patch_size")) or 14
+        size = self.facts.of(("patch_size", "spatial_patch_size"), IMAGES) or 14
         return int(size[0] if isinstance(size, (list, tuple)) else size)
 
     def _merge(self) -> int:
-        size = _first(self.vision, ("spatial_merge_size", "merge_size")) or 1
+        size = self.facts.of(("spatial_merge_size", "merge_size", "merge_kernel_size"), IMAGES) or 1
         return int(size[0] if isinstance(size, (list, tuple)) else size)
 
     def tokens(self) -> int:
@@ -104,7 +106,7 @@ class Images:
             return int(self.each * rows * columns // self._merge() ** 2)
         if self.features is not None:
             return int(sum(t.numel() // t.shape[-1] for t in self.features) // self.batch)
-        said = _first(self.config, ("mm_tokens_per_image", "image_seq_length", "image_seq_len", "num_image_tokens"))
+        said = self.facts.number(("mm_tokens_per_image", "image_seq_length", "image_seq_len", "num_image_tokens"))
         return self.each * int(said) if said else 0
 
     def ids(self, tokens: int) -> Callable[[tuple[int, ...]], torch.Tensor]:
@@ -137,24 +139,3 @@ def _embeddings(result: Any) -> Any:
     """What is put into the text, of the results of `get_image_features`."""
     pooled = getattr(result, "pooler_output", None)
     return result if pooled is None else pooled
-
-
-def _vision_config(config: Any) -> Any:
-    for name in ("vision_config", "vision_tower_config", "image_config", "vision_encoder_config", "thinker_config"):
-        part = getattr(config, name, None)
-        if part is not None and not isinstance(part, dict):
-            return _vision_config(part) if name == "thinker_config" else part
-    return config
-
-
-def _side(vision: Any) -> int | None:
-    size = getattr(vision, "image_size", None)
-    if isinstance(size, dict):
-        size = next(iter(size.values()), None)
-    if isinstance(size, (list, tuple)):
-        size = size[0] if size else None
-    return size if isinstance(size, int) else None
-
-
-def _first(config: Any, names: tuple[str, ...]) -> Any:
-    return next((value for name in names if (value := getattr(config, name, None)) is not None), None)

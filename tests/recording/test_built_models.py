@@ -19,7 +19,7 @@ from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
 from staticmem.frontends.architectures import Architecture
 from staticmem.frontends.recorded import RecordedModel
-from staticmem.recording import architecture_child, architectures, kept
+from staticmem.recording import architecture_child, architectures, example_inputs, kept, labels, model_inputs
 from staticmem.studies import Request, Study
 
 torch = pytest.importorskip("torch")
@@ -137,7 +137,7 @@ def test_a_graph_that_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.Mon
     """The hint says what needs no graph."""
     refused = StaticmemError("torch.export cannot export Net", "RuntimeError: a constant", "Another way")
     monkeypatch.setattr("staticmem.recording.export.graph_file", mock.Mock(side_effect=refused))
-    built = architecture_child.Built(own_net())
+    built = example_inputs.Built(own_net())
     job = {"kind": "pt2", "train": True, "file": str(tmp_path / "net.pt2")}
     with pytest.raises(FailedError) as error:
         architecture_child._written(job, built)
@@ -182,7 +182,7 @@ def test_a_loop_holds_the_outputs_beside_the_loss_of_the_model() -> None:
     with torch.device("meta"):
         model = _Labelled().to(torch.bfloat16)
         inputs = torch.zeros(32, 64, dtype=torch.bfloat16), torch.zeros(32, dtype=torch.int64)
-        document = record(model, inputs, loss=architecture_child._loss_of)
+        document = record(model, inputs, loss=labels.loss_of)
 
     def peak(outputs: str) -> int:
         request = Request(batch=32, mode="train", optimizer="sgd", outputs=outputs)
@@ -236,7 +236,7 @@ def test_a_model_of_transformers_trains_with_its_own_loss() -> None:
         with torch.device("meta"):
             module = cls().to(torch.bfloat16)
             document = record(module, (torch.zeros(4, 32, dtype=torch.int64),))
-        document |= architecture_child._loss_function(module)
+        document |= labels.loss_function(module)
         model = RecordedModel("<m>", document, "transformers")
         for loss in ("auto", "transformers", "cross-entropy"):
             reports[cls, loss] = Study(model, Request(batch=4, optimizer="sgd", loss=loss)).report
@@ -294,7 +294,7 @@ def test_a_part_of_a_config_has_the_type_that_stands_beside_it() -> None:
 def test_what_a_config_does_not_say_of_images_and_embeddings() -> None:
     with torch.device("meta"):
         module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Conv2d(5, 8, 3))
-    assert architecture_child._channels(module) == 5
+    assert model_inputs.channels(module) == 5
     module.get_output_embeddings = lambda: None  # and as a network of images it has no get_input_embeddings
     architecture_child._give_head_its_own_weight(module)
 
@@ -353,29 +353,46 @@ def test_spectrograms_have_the_sizes_of_the_config() -> None:
         def forward(self, input_values: Any) -> Any:
             return input_values
 
-    example = architecture_child.Example({"sizes": None, "options": {}})
+    example = example_inputs.Example({"sizes": None, "options": {}})
     for config, shape, axes in (
         (Config(num_mel_bins=128, max_length=1024), (2, 1024, 128), {0: "batch"}),
         (Config(), (2, 16000), {0: "batch", 1: "samples"}),
     ):
-        built = architecture_child._with_inputs(Model(), config, example, {})
+        built = model_inputs.ModelInputs(Model(), config, example, {}).make()
         assert tuple(built.kwargs["input_values"].shape) == shape
         assert built.axes == [axes]
 
 
-def test_sound_beside_text_is_refused() -> None:
-    """The text alone would be told as the whole."""
+def test_sound_beside_text_goes_in() -> None:
+    """The text alone would be told as the whole; what the code asks for is added, as its text or its lines name it."""
 
-    class Model:
-        main_input_name = "input_ids"
+    class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
+        main_input_name, dtype = "input_ids", torch.float32
 
-        def forward(self, input_ids: Any, input_features: Any) -> Any:
-            return input_ids
+        def forward(self, input_ids: Any, input_features: Any, bbox: Any = None, second_mask: Any = None) -> Any:
+            """
+            Args:
+                input_ids (`torch.LongTensor` of shape `(batch_size, sequence_length)`):
+                second_mask (`torch.BoolTensor` of shape `(batch_size, config.slots)`, *optional*):
+            Returns:
+                input_ids (`torch.FloatTensor` of shape `(1,)`)
+            """
+            if bbox is None:
+                raise ValueError("You have to specify bbox")
+            return input_features.sum() + bbox.sum() + second_mask.sum()
 
-    config = mock.Mock(is_encoder_decoder=False, max_position_embeddings=64)
-    config.get_text_config.return_value = config
-    with pytest.raises(FailedError, match="sound beside its text"):
-        architecture_child._with_inputs(Model(), config, architecture_child.Example({"sizes": None, "options": {}}), {})
+    config = SimpleNamespace(is_encoder_decoder=False, max_position_embeddings=64, num_mel_bins=80, slots=7)
+    config.get_text_config = lambda: config
+    inputs = model_inputs.ModelInputs(Model(), config, example_inputs.Example({"sizes": None, "options": {}}), {})
+    made = inputs.make()
+    document = architecture_child._recorded(made, {})
+    shapes = {name: shape for name, _, shape in document["inputs"]}
+    assert shapes == {
+        "input_ids": ["batch", "seq"],
+        "input_features": ["batch", "frames", 80],
+        "bbox": ["batch", "seq", 4],
+        "second_mask": ["batch", 7],
+    }
 
 
 class _Cache:
@@ -388,9 +405,12 @@ class _Cache:
 class _Cached(torch.nn.Module):  # type: ignore[misc, name-defined]
     """A decoder that takes labels, and gives back its keys where its config says so."""
 
+    main_input_name, dtype = "input_ids", torch.float32
+
     def __init__(self, use_cache: bool = True) -> None:
         super().__init__()
         self.config = SimpleNamespace(use_cache=use_cache, is_encoder_decoder=False)
+        self.config.get_text_config = lambda: self.config
         self.table, self.head = torch.nn.Embedding(500, 64), torch.nn.Linear(64, 500, bias=False)
 
     def forward(self, input_ids: Any, labels: Any = None) -> Any:
@@ -414,14 +434,15 @@ class _Unlabelled(_Cached):
         return super().forward(input_ids)
 
 
-def built(module: Any, **options: str) -> architecture_child.Built:
+def built(module: Any, **options: str) -> example_inputs.Built:
     with torch.device("meta"):
-        made = architecture_child.Built(module())
-    batch, tokens = ("batch", 4), ("seq", 32)
-    made.add("input_ids", torch.int64, [batch, tokens])
-    architecture_child._add_labels(made, batch, tokens, options.get("labels"))
-    architecture_child._set_cache(made, [made.module.config], options.get("use_cache"))
-    return made
+        made = module()
+    example = example_inputs.Example({"sizes": {"batch": 4, "seq": 32}, "options": {}})
+    inputs = model_inputs.ModelInputs(made, made.config, example, options)
+    inputs.make()
+    labels.add_labels(inputs, options.get("labels"))
+    architecture_child._set_cache(inputs.built, [made.config], options.get("use_cache"))
+    return inputs.built
 
 
 def recorded(module: Any = _Cached, **options: str) -> RecordedModel:
@@ -439,7 +460,7 @@ def test_labels_go_in_in_training_alone() -> None:
     assert Study(model, Request(batch=4, optimizer="sgd", loss="transformers")).report.peak == report.peak
     inference = Study(model, Request(batch=4, mode="infer")).report
     assert [spec.name for spec in inference.model.inputs] == ["input_ids"]
-    assert [spec.name for spec in inference.model.outputs] == ["logits"]
+    assert [spec.name for spec in inference.model.outputs] == ["logits", "past_key_values.layers.0.keys"]
     with_loss = Study(recorded(labels="yes", use_cache="no"), Request(batch=4, mode="infer")).report
     assert [spec.name for spec in with_loss.model.inputs] == ["input_ids", "labels"]
 
@@ -450,8 +471,10 @@ def test_a_loop_holds_the_cache_that_the_config_asks_for() -> None:
     assert [spec.name for spec in outputs["yes"]] == ["loss", "logits", "past_key_values.layers.0.keys"]
     assert [spec.name for spec in outputs["no"]] == ["loss", "logits"]
     assert Study(recorded(), Request(**words)).report.model.outputs == outputs["yes"]
-    inferred = Study(recorded(use_cache="yes"), Request(batch=4, mode="infer")).report.model.outputs
-    assert [spec.name for spec in inferred] == ["logits", "past_key_values.layers.0.keys"]
+    for word, names in ((None, ["logits", "past_key_values.layers.0.keys"]), ("no", ["logits"])):
+        options = {} if word is None else {"use_cache": word}
+        inferred = Study(recorded(**options), Request(batch=4, mode="infer")).report.model.outputs
+        assert [spec.name for spec in inferred] == names
 
 
 def test_a_loss_that_reads_labels_is_told() -> None:

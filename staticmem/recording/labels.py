@@ -1,0 +1,83 @@
+"""What the forward of a model of transformers computes its own loss from."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from staticmem.child import FailedError
+from staticmem.recording.documented import Documented
+from staticmem.recording.example_inputs import Sides
+from staticmem.recording.model_inputs import ModelInputs
+
+# inputs that are no labels by their names, and have a loss computed
+_ALSO = re.compile(r"^(start_positions|end_positions|bool_masked_pos|future_values|return_loss)$|_labels?$")
+_CLASSIFIES = re.compile(r"(Sequence|Image|Audio|Video)Classification$")
+_BOXES = 8  # of an example
+_RETURNS_LOSS = "return_loss"
+
+
+def add_labels(inputs: ModelInputs, asked: str | None) -> None:
+    """What the forward computes its loss from goes in, in training alone where nobody asks for it."""
+    import torch
+
+    built, name = inputs.built, type(inputs.model).__name__
+    labels = _labels(inputs) if asked != "no" else {}
+    if asked == "yes" and not labels:
+        raise FailedError("option", f"the forward of {name} takes no labels")
+    if "decoder_input_ids" in inputs.taken and inputs.config.is_encoder_decoder and asked != "yes":
+        if "decoder_input_ids" not in built.kwargs:
+            built.add("decoder_input_ids", torch.int64, [inputs.batch, inputs.targets()])
+        built.of_mode |= {"decoder_input_ids": False} if labels else {}  # from labels the code makes them itself
+    for one, sides in labels.items():
+        if sides is None:
+            built.say(one, True)
+        else:
+            built.add(one, inputs.dtype(one), sides)
+        built.of_mode |= {one: True} if asked is None else {}
+    built.loss = loss_of if labels else None
+
+
+def _labels(inputs: ModelInputs) -> dict[str, Sides | None]:
+    """The labels of the forward by name, None for what is no tensor: nothing where it has no loss."""
+    taken, built = inputs.taken, inputs.built
+    if "labels" not in taken:
+        also = [name for name in taken if _ALSO.search(name) and name not in built.kwargs]
+        sized = {name: inputs.sides(name) for name in also if name != _RETURNS_LOSS}
+        labels = {name: sides for name, sides in sized.items() if sides is not None}
+        return {**labels, **({_RETURNS_LOSS: None} if _RETURNS_LOSS in also else {})}
+    return {"labels": _sides_of_labels(inputs)}
+
+
+def _sides_of_labels(inputs: ModelInputs) -> Sides:
+    name, told = type(inputs.model).__name__, inputs.told.get("labels", Documented("", None, True))
+    if _CLASSIFIES.search(name):
+        return [inputs.batch]
+    if name.endswith("SemanticSegmentation"):
+        sides = inputs.built.kwargs["pixel_values"].shape[2:]
+        return [inputs.batch, *zip(("height", "width"), sides, strict=True)]
+    if told.kind != "list" and (sides := inputs.sides("labels")):
+        return sides
+    return [inputs.batch, inputs.targets()]
+
+
+def loss_of(result: Any) -> Any:
+    """The loss and the other outputs, which a loop with `outputs = model(**inputs)` holds."""
+    if result.loss is None:
+        raise ValueError("its forward has no loss of these labels")
+    return {"loss": result.loss, **result}
+
+
+def loss_function(module: Any) -> dict[str, str]:
+    """The key of transformers' LOSS_MAPPING by which a forward with labels computes its loss; nothing where its code
+    has a loss of its own (T5, BERT), or where it is a model of another package.
+
+    Source: transformers 5.24, modeling_utils.py, `PreTrainedModel.loss_function`: classes whose names have no key
+    (GPT2LMHeadModel) have None for a type, which means the loss of causal models.
+    """
+    forward = type(module).forward
+    calls = "loss_function" in getattr(getattr(inspect.unwrap(forward), "__code__", None), "co_names", ())
+    if not calls or not hasattr(module, "loss_type"):
+        return {}
+    return {"loss_function": "ForCausalLM" if module.loss_type is None else str(module.loss_type)}

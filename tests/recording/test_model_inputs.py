@@ -1,0 +1,198 @@
+"""Example inputs of models of transformers: from the documentation of their forward and the numbers of their config."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from staticmem.child import FailedError
+from staticmem.recording.config_facts import IMAGES, Facts
+from staticmem.recording.documented import Documented, documented
+from staticmem.recording.example_inputs import Built, Example
+from staticmem.recording.labels import add_labels
+from staticmem.recording.model_inputs import ModelInputs
+
+torch = pytest.importorskip("torch")
+
+# as transformers 5.24 has it, the last one as of BROS
+TEXT = """
+    Args:
+        input_ids (`torch.LongTensor` of shape `(batch_size, num_choices, sequence_length)`):
+            Indices of tokens.
+        attention_mask (`torch.Tensor` of shape `(batch_size, sequence_length)`, *optional*):
+        labels (`list[Dict]` of len `(batch_size,)`, *optional*):
+        past_values (`torch.FloatTensor` of shape `(bs, context) or (bs, context, input_size)`, *optional*):
+        use_cache (`bool`, *optional*):
+        cache (`~cache_utils.Cache`, *optional*):
+        bbox ('torch.Tensor' of shape '({0}, 4)'):
+        patches (`torch.FloatTensor` of shape `(batch_size, 2 + config.side * side)`, *optional*):
+    Returns:
+        logits (`torch.FloatTensor` of shape `(batch_size,)`):
+"""
+
+
+class Parts:
+    """A config with parts."""
+
+    model_type = "parts"
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+def documentation() -> Any:
+    def forward() -> None:
+        """"""
+
+    forward.__doc__ = TEXT
+    return forward
+
+
+def test_what_a_forward_says_of_its_inputs() -> None:
+    assert documented(documentation()) == {
+        "input_ids": Documented("Long", ("batch_size", "num_choices", "sequence_length"), False),
+        "attention_mask": Documented("", ("batch_size", "sequence_length"), True),
+        "labels": Documented("list", None, True),
+        "past_values": Documented("Float", ("bs", "context"), True),
+        "use_cache": Documented("bool", None, True),
+        "bbox": Documented("", ("batch_size", "sequence_length", "4"), False),
+        "patches": Documented("Float", ("batch_size", "2 + config.side * side"), True),
+    }
+
+
+def test_numbers_of_the_parts_of_a_config() -> None:
+    """Those of the part that a word names come first, however deep it is."""
+    vision = Parts(image_size=[224, 448], num_channels=4)
+    config = Parts(image_size=32, num_channels=3, inner=Parts(vision_config=vision), text_config=Parts(num_channels=1))
+    assert (Facts(config).sides(), Facts(config).channels()) == ((224, 448), 4)
+    assert Facts(Parts(image_size={"height": 20, "width": 30})).sides() == (20, 30)
+    assert Facts(Parts(image_size={"shortest_edge": 20})).sides() == (20, 20)
+    assert Facts(config).number(("absent", "num_channels")) == 3
+    assert (Facts(Parts()).sides(), Facts(Parts(num_channels=True)).channels()) == (None, None)
+    assert Facts(config).of(("image_size",), IMAGES) == [224, 448]
+
+
+class Base(torch.nn.Module):  # type: ignore[misc, name-defined]
+    main_input_name, dtype = "input_ids", torch.bfloat16
+
+
+class Model(Base):
+    """What takes the inputs above."""
+
+    def forward(self, input_ids: Any, attention_mask: Any = None, patches: Any = None, labels: Any = None) -> Any:
+        return input_ids
+
+    forward.__doc__ = TEXT
+
+
+def inputs_of(cls: type[Base], options: dict[str, str] | None = None, **config: Any) -> ModelInputs:
+    whole = SimpleNamespace(is_encoder_decoder=False, side=3, **config)
+    whole.get_text_config = lambda: whole
+    example = Example({"sizes": None, "options": options or {}})
+    inputs = ModelInputs(cls(), whole, example, options or {})
+    inputs.make()
+    return inputs
+
+
+def shape(built: Built, name: str) -> tuple[Any, ...]:
+    """The sizes of an input, those that are open by their names."""
+    axes = built.axes[list(built.kwargs).index(name)]
+    return tuple(axes.get(axis, int(n)) for axis, n in enumerate(built.kwargs[name].shape))
+
+
+def test_sizes_have_the_names_of_what_they_are() -> None:
+    inputs = inputs_of(Model, {"mask": "yes", "seq": "24"})
+    assert inputs.add("patches")
+    assert not inputs.add("absent")
+    built = inputs.built
+    assert shape(built, "input_ids") == ("batch", "num_choices", "seq")
+    assert shape(built, "attention_mask") == ("batch", "seq")
+    assert shape(built, "patches") == ("batch", 11)  # 2 + 3 x 3
+    assert built.kwargs["input_ids"].shape[2] == 24
+    assert (built.kwargs["input_ids"].dtype, built.kwargs["patches"].dtype) == (torch.int64, torch.bfloat16)
+
+
+class ForTokens(Base):
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        """
+        Args:
+            labels (`torch.LongTensor` of shape `(batch_size, target_length)`, *optional*):
+        """
+        return input_ids
+
+
+class ForSequenceClassification(ForTokens):
+    pass
+
+
+class ForAnswers(Base):
+    def forward(self, input_ids: Any, start_positions: Any = None, end_positions: Any = None) -> Any:
+        """
+        Args:
+            start_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+            end_positions (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+        """
+        return input_ids
+
+
+class ForPairs(Base):
+    def forward(self, input_ids: Any, return_loss: Any = None) -> Any:
+        return input_ids
+
+
+@pytest.mark.parametrize(
+    ("cls", "expected"),
+    [
+        (ForTokens, {"labels": ("batch", "seq")}),
+        (ForSequenceClassification, {"labels": ("batch",)}),
+        (ForAnswers, {"start_positions": ("batch",), "end_positions": ("batch",)}),
+        (ForPairs, {"return_loss": True}),
+    ],
+)
+def test_labels_are_those_of_the_head(cls: type[Base], expected: dict[str, Any]) -> None:
+    inputs = inputs_of(cls)
+    add_labels(inputs, None)
+    built = inputs.built
+    got = {n: v if v is True else shape(built, n) for n, v in built.kwargs.items() if n != "input_ids"}
+    assert got == expected
+    assert built.of_mode == dict.fromkeys(expected, True)
+
+
+class Heard(Base):
+    main_input_name = "input_features"
+
+    def forward(self, input_features: Any) -> Any:
+        if input_features.dim() != 4:
+            raise ValueError("not enough values to unpack")
+        return input_features
+
+
+def test_other_forms_are_tried_where_the_code_takes_none() -> None:
+    inputs = inputs_of(Heard, num_mel_bins=80)
+    forms = [shape(inputs.built, "input_features")]
+    while inputs.repair(ValueError("not enough values")):
+        forms.append(shape(inputs.built, "input_features"))
+    assert forms == [("batch", "frames", 80), ("batch", 80, "frames"), ("batch", 1, "frames", 80)]
+
+
+class Seen(Base):
+    def forward(self, input_ids: Any, pixel_values: Any = None) -> Any:
+        return input_ids
+
+    def get_image_features(self, pixel_values: Any) -> Any:
+        return pixel_values.new_empty(len(pixel_values), 196, 8)  # of each image
+
+
+def test_a_text_shorter_than_its_images_is_an_error() -> None:
+    words: dict[str, Any] = {"image_token_id": 7, "image_size": 28}
+    assert shape(inputs_of(Seen, **words).built, "input_ids") == ("batch", "seq")
+    assert inputs_of(Seen, {"seq": "200"}, **words).tokens == ("seq", 200)
+    with pytest.raises(
+        FailedError, match="its images are 196 tokens of each example, and 100 are given: give at least"
+    ):
+        inputs_of(Seen, {"seq": "100"}, **words)
