@@ -25,7 +25,7 @@ HEADS = """
 CAUSAL_LM IMAGE_TEXT_TO_TEXT MULTIMODAL_LM SEQ_TO_SEQ_CAUSAL_LM SPEECH_SEQ_2_SEQ MASKED_LM IMAGE_CLASSIFICATION
 VIDEO_CLASSIFICATION AUDIO_CLASSIFICATION CTC OBJECT_DETECTION UNIVERSAL_SEGMENTATION SEMANTIC_SEGMENTATION
 """.split()
-LAYERS = re.compile(r"(num_.*layers?|n_layers?|.*_layers|num_.*blocks|depth)$")
+LAYERS = re.compile(r"(?!num_(feat_extract|conv))(num_.*layers?|n_layers?|.*_layers|num_.*blocks|depth)$")
 TIMEOUT = 90.0  # seconds of one architecture
 LAYERS_KEPT = 2
 STAGES = ("out_features", "out_indices", "_out_features", "_out_indices")

@@ -18,7 +18,9 @@ from staticmem.recording.config_facts import IMAGES, Facts
 TEXT = 64  # tokens of the example beside those of images
 _TILES = (3, 5, 2, 4, 7)  # of an image in parts, the whole one among them
 _SIDE = 448  # of an image, where the config has none
-_READS = re.compile(r"\b(on|out of|a) meta tensors?\b|register_meta|data-dependent")  # in errors of PyTorch
+_READS = re.compile(
+    r"\b(on|out of|a|with) meta tensors?\b|register_meta|data-dependent", re.IGNORECASE
+)  # in errors of PyTorch
 _TOKENS = ("image_token_id", "image_token_index", "image_token", "img_context_token_id")
 _GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hws")
 _KINDS = ("mm_token_type_ids", "token_type_ids")  # 1 where the token is one of an image
@@ -34,6 +36,9 @@ class Images:
         self.contents: dict[str, Callable[[tuple[int, ...]], torch.Tensor]] = {}
         self.inputs: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         self.features: list[torch.Tensor] | None = None
+        self.forms: list[
+            tuple[int, ...]
+        ] = []  # other sizes of the pixels, where the code did not say that it takes them
         self.token = self.facts.number(_TOKENS)
 
     @property
@@ -49,7 +54,9 @@ class Images:
             self.side = max(self.side // (patch * merge), 1) * patch * merge
             rows = self.side // patch
             depth = int(self.facts.number(("temporal_patch_size",), IMAGES) or 1)
-            self.inputs["pixel_values"] = dtype, (self.count * rows * rows, channels * depth * patch * patch)
+            numbers = self._numbers(channels * patch * patch) or channels * depth * patch * patch
+            self.inputs["pixel_values"] = dtype, (self.count * rows * rows, numbers)
+            self.forms = [(self.count * rows * rows, channels, patch, patch)]
             ends = [1, rows, rows] if grid != "image_grid_hws" else [rows, rows]
             self._add(grid, torch.tensor([ends] * self.count))
             return
@@ -68,10 +75,12 @@ class Images:
             if self._takes_them():
                 return
         self.inputs, self.contents = {"pixel_values": (dtype, forms[0])}, {}
+        self.forms = forms[1:]
 
     def _takes_them(self) -> bool:
         """Whether the code takes images of this form, which it is given without data; what it makes of them."""
-        compute = getattr(self.model, "get_image_features", None)
+        owners = [self.model, *self.model.modules()]
+        compute = next((m.get_image_features for m in owners if hasattr(m, "get_image_features")), None)
         if compute is None:
             return False
         with torch.no_grad(), torch.device("meta"):
@@ -87,6 +96,15 @@ class Images:
     def _add(self, name: str, contents: torch.Tensor) -> None:
         self.inputs[name] = contents.dtype, tuple(contents.shape)
         self.contents[name] = lambda shape: contents.expand(shape) if contents.dim() == len(shape) else contents
+
+    def _numbers(self, of_patch: int) -> int | None:
+        """Of each patch, as the first layer takes them: those of several frames where it is over them too."""
+        for layer in self.model.modules():
+            if isinstance(layer, torch.nn.Conv2d | torch.nn.Conv3d | torch.nn.Linear):
+                numbers = int(layer.weight[0].numel())
+                if numbers in (of_patch, 2 * of_patch):
+                    return numbers
+        return None
 
     def _patch(self) -> int:
         size = self.facts.of(("patch_size", "spatial_patch_size"), IMAGES) or 14

@@ -29,6 +29,7 @@ COUNT = 8  # of what a user decides, as of boxes: where neither the config nor t
 IMAGES = "pixel_values"
 _INPUTS = (IMAGES, "hidden_states", "input_features", "input_values", "input_ids", "pixel_values_videos")
 _SOUNDS = ("input_features", "input_values", "audio_input_features", "audio_input_ids", "audio_values")
+_MASKS_OF_SOUND = ("input_features_mask", "feature_attention_mask", "input_values_mask")
 # words of the documentation for a size, by what it is
 _WORDS = {
     "batch": "batch_size batch bs num_images num_videos num_clips num_audios num_images_or_videos images",
@@ -46,6 +47,19 @@ _WORDS = {
 _MEANS = {word: meaning for meaning, listed in _WORDS.items() for word in listed.split()}
 _NOT_GIVEN = re.compile(r"embeds$|embeddings$|_outputs$|^(cache|past_key_values|labels|position_ids)$")
 _INTEGERS = re.compile(r"(_ids|ids|mask|_pos|label|labels|_positions|_grid|grid_thw|codes)$")
+_PLACES = 2  # numbers that may stand before those of a patch: its row and its column
+# in errors of PyTorch: the numbers that a layer was given, and those that it takes
+_WIDTHS = tuple(
+    re.compile(text)
+    for text in (
+        r"same reduction dim, but got \[\d+, (?P<given>\d+)\] X \[(?P<wanted>\d+),",
+        r"cannot be multiplied \(\d+x(?P<given>\d+) and (?P<wanted>\d+)x",
+        r"to have (?P<wanted>\d+) channels, but got (?P<given>\d+) channels",
+        r"length (?P<wanted>\d+) at -1! .* broadcastable to \[.*\b(?P<given>\d+)\]",
+        r"\*, (?P<wanted>\d+)\], but got input of size ?\[.*\b(?P<given>\d+)\]",
+    )
+)
+_OF_FORMS = re.compile(r"unpack|[Dd]imension|\b\dD\b|indices|shape|size|channels")  # in errors about the axes of inputs
 _MISSING = re.compile(r"missing \d+ required positional arguments?")
 
 
@@ -57,12 +71,15 @@ class ModelInputs:
         self.taken = dict(inspect.signature(model.forward).parameters)
         self.told, self.facts = documented(model.forward), Facts(config)
         self.built = Built(model, repair=self.repair)
+        self.widened: set[tuple[str, int]] = set()  # axes whose size the code has said
         self.forms: list[tuple[str, Sides]] = []  # other sizes of inputs, to be tried where the code takes none
         self.main = main_input(model, self.taken)
         self.batch = example.of("batch", 2)
         text = config.get_text_config()
         most = getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None) or SEQUENCE
+        most = self.facts.number(("max_position_embeddings",), ("text",)) if most == SEQUENCE else most
         usual = min(SEQUENCE, int(most)) if isinstance(most, int) and most > 0 else SEQUENCE
+        self.most_tokens = usual
         self.tokens = example.of(TOKENS, usual)
 
     def make(self) -> Built:
@@ -74,10 +91,13 @@ class ModelInputs:
         elif self.main in self.taken:
             self._add_needed(self.main)
         sound = next((name for name in _SOUNDS if name in self.taken), None)
-        if "input_ids" in self.built.kwargs and sound is not None:
-            self._add_needed(sound)
+        beside_text = "input_ids" in self.built.kwargs and sound is not None and IMAGES not in self.built.kwargs
+        if beside_text:
+            self._add_needed(str(sound))
         for name in self._required():
             self._add_needed(name)
+        if beside_text:
+            self._add_sound(str(sound))
         if self.options.get("mask") == "yes":
             self.add("attention_mask")
         return self.built
@@ -91,11 +111,32 @@ class ModelInputs:
         """Adds the inputs that the code asked for with an error; whether there are any."""
         names = [name for name in _asked_for(error, self.taken) if name not in self.built.kwargs]
         added = [name for name in names if self.add(name)]
-        if added or not self.forms:
-            return bool(added)
+        if added or self._widened(error):
+            return True
+        if not self.forms or not _OF_FORMS.search(str(_first(error))):
+            return False
         name, sides = self.forms.pop(0)
         self.built.replace(name, sides)
         return True
+
+    def _widened(self, error: BaseException) -> bool:
+        """Gives an input as many numbers as the layer takes that refused them. It may have had a few more before, as
+        the place of a patch in front of its numbers."""
+        widths = next((match for form in _WIDTHS if (match := form.search(str(_first(error))))), None)
+        if widths is None:
+            return False
+        given, wanted = int(widths["given"]), int(widths["wanted"])
+        for more in range(_PLACES + 1):
+            for name, tensor in self.built.kwargs.items():
+                axes = self.built.axes[len(self.built.args) + list(self.built.kwargs).index(name)]
+                fixed = [axis for axis, n in enumerate(tensor.shape) if n == given + more and axis not in axes]
+                if tensor.is_floating_point() and fixed and (name, fixed[-1]) not in self.widened:
+                    self.widened.add((name, fixed[-1]))
+                    sides = [(axes.get(axis, ""), int(n)) for axis, n in enumerate(tensor.shape)]
+                    sides[fixed[-1]] = "", wanted + more
+                    self.built.replace(name, sides)
+                    return True
+        return False
 
     def add(self, name: str) -> bool:
         """An input by its name; whether it is known how to make it."""
@@ -227,6 +268,9 @@ class ModelInputs:
         own = self.facts.channels() if self.facts.channels() is not None else channels(self.model)
         return [self.batch, ("", int(own or 3)), self._of_image("height"), self._of_image("width")]
 
+    def _mask_of_sound(self) -> Sides:
+        return [self.batch, self._of_signal("frames" if "input_features" in self.taken else "samples")]
+
     def _sound(self) -> Sides | None:
         """Samples, or a spectrogram, whose patches have positions."""
         samples = self._of_signal("samples")
@@ -276,8 +320,9 @@ class ModelInputs:
 
         images, built = self._images(), self.built
         images.add_pixels(self.taken, self.model.dtype)
+        self.forms += [(IMAGES, self._of_pixels(form)) for form in images.forms]
         count = images.tokens()
-        self.tokens = self.example.of(TOKENS, count + TEXT)
+        self.tokens = self.example.of(TOKENS, count + min(TEXT, self.most_tokens))
         if self.tokens[1] < count:
             why = f"its images are {count} tokens of each example, and {self.tokens[1]} are given"
             raise FailedError("option", f"{why}: give at least {count + 1}, fewer images, or a smaller size")
@@ -288,6 +333,28 @@ class ModelInputs:
             built.add(name, torch.int64, [self.batch, self.tokens])
             built.input_values[name] = images.kinds(count)
 
+    def _add_sound(self, name: str) -> None:
+        """The tokens that stand for sound, and which of its frames are no padding."""
+        from staticmem.recording.image_inputs import TEXT
+        from staticmem.recording.sound_inputs import TOKENS as NAMES
+        from staticmem.recording.sound_inputs import tokens_of_sound
+
+        token, built = self.facts.number(NAMES), self.built
+        for mask in _MASKS_OF_SOUND:
+            self.add(mask)
+        if token is None:
+            return
+        length = max(int(n) for n in built.kwargs[name].shape[1:])
+        count = tokens_of_sound(self.model, built.kwargs, self.batch[1], length)
+        if count is None:
+            return
+        self.tokens = self.example.of(TOKENS, count + TEXT)
+        if self.tokens[1] < count:
+            why = f"its sound is {count} tokens of each example, and {self.tokens[1]} are given"
+            raise FailedError("option", f"{why}: give at least {count + 1}, or fewer frames")
+        built.replace("input_ids", [self.batch, self.tokens])
+        built.input_values["input_ids"] = _tokens_of(token, count)
+
     def _add_vision(self) -> None:
         """The images alone, as the vision part of a model takes them."""
         images = self._images()
@@ -295,11 +362,15 @@ class ModelInputs:
         images.inputs = {self.main if name == IMAGES else name: value for name, value in images.inputs.items()}
         self.built.input_values = dict(images.contents)
         self._add_pixels(images)
+        self.forms += [(self.main, self._of_pixels(form)) for form in images.forms]
 
     def _add_pixels(self, images: Any) -> None:
         for name, (dtype, shape) in images.inputs.items():
-            first = self.batch if shape[0] == self.batch[1] else ("", shape[0])
-            self.built.add(name, dtype, [first, *(("", n) for n in shape[1:])])
+            self.built.add(name, dtype, self._of_pixels(shape))
+
+    def _of_pixels(self, shape: tuple[int, ...]) -> Sides:
+        first = self.batch if shape[0] == self.batch[1] else ("", shape[0])
+        return [first, *(("", n) for n in shape[1:])]
 
 
 _NOTHING = Documented("", None, True)
@@ -310,6 +381,8 @@ _RULES: dict[str, Callable[[ModelInputs], Sides | None]] = {
     "input_features": ModelInputs._features,
     "past_values": ModelInputs._series,
     "bbox": ModelInputs._boxes,
+    "input_features_mask": ModelInputs._mask_of_sound,
+    "feature_attention_mask": ModelInputs._mask_of_sound,
     "pixel_values_videos": ModelInputs._video,
 }
 
@@ -344,12 +417,25 @@ def _ones(shape: tuple[int, ...]) -> Any:
     return torch.ones(shape, dtype=torch.int64)
 
 
+def _tokens_of(token: int, count: int) -> Callable[[tuple[int, ...]], Any]:
+    """The contents of a text: as many tokens of one kind behind the first."""
+
+    def fill(shape: tuple[int, ...]) -> Any:
+        import torch
+
+        ids = torch.zeros(shape, dtype=torch.int64)
+        ids[:, 1 : 1 + count] = token
+        return ids
+
+    return fill
+
+
 def _asked_for(error: BaseException, taken: Mapping[str, Any]) -> list[str]:
     """The inputs that an error is about: those that its text names, else those that are None in the lines that led to
     it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    said = [word for word in re.findall(r"\w+", str(error)) if word in taken and not _NOT_GIVEN.search(word)]
+    error = _first(error)
+    named = [word for word in re.findall(r"\w+", str(error)) if word in taken]
+    said = [word for word in named if not _NOT_GIVEN.search(word)]
     if said:
         return said if _MISSING.search(str(error)) else said[:1]
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -357,4 +443,11 @@ def _asked_for(error: BaseException, taken: Mapping[str, Any]) -> list[str]:
         names = [word for word in re.findall(r"\w+", code) if frame.f_locals.get(word, 0) is None and word in taken]
         if names := [name for name in names if not _NOT_GIVEN.search(name)]:
             return names
-    return []
+    return named
+
+
+def _first(error: BaseException) -> BaseException:
+    """What an error is about."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

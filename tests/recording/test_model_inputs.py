@@ -175,7 +175,7 @@ class Heard(Base):
 def test_other_forms_are_tried_where_the_code_takes_none() -> None:
     inputs = inputs_of(Heard, num_mel_bins=80)
     forms = [shape(inputs.built, "input_features")]
-    while inputs.repair(ValueError("not enough values")):
+    while inputs.repair(ValueError("not enough values to unpack")):
         forms.append(shape(inputs.built, "input_features"))
     assert forms == [("batch", "frames", 80), ("batch", 80, "frames"), ("batch", 1, "frames", 80)]
 
@@ -196,3 +196,58 @@ def test_a_text_shorter_than_its_images_is_an_error() -> None:
         FailedError, match="its images are 196 tokens of each example, and 100 are given: give at least"
     ):
         inputs_of(Seen, {"seq": "100"}, **words)
+
+
+class Told(Base):
+    """Sound beside text: three of its frames are a token, and a mask says which are no padding."""
+
+    def forward(self, input_ids: Any, input_features: Any, input_features_mask: Any = None) -> Any:
+        return input_ids
+
+    def _get_feat_extract_output_lengths(self, lengths: Any) -> Any:
+        return lengths // 2, lengths // 3
+
+
+class Computed(Told):
+    def get_audio_features(self, input_features: Any) -> Any:
+        return input_features.new_empty(len(input_features), input_features.shape[1] // 4, 8)
+
+
+@pytest.mark.parametrize(("cls", "count"), [(Told, 100), (Computed, 75)])
+def test_tokens_stand_for_sound(cls: type[Base], count: int) -> None:
+    """As many as the code calculates, or makes of it; what is read of the inputs is known."""
+    words: dict[str, Any] = {"num_mel_bins": 80, "audio_token_id": 9}
+    inputs = inputs_of(cls, {"frames": "300"}, **words)
+    built = inputs.built
+    assert shape(built, "input_features_mask") == ("batch", "frames")
+    assert built.kwargs["input_ids"].shape[1] == count + 64
+    ids = built.input_values["input_ids"]((2, count + 64))
+    assert (ids == 9).sum(1).tolist() == [count, count]
+    with pytest.raises(FailedError, match=f"its sound is {count} tokens of each example, and 50 are given"):
+        inputs_of(cls, {"frames": "300", "seq": "50"}, **words)
+
+
+class Wide(Base):
+    main_input_name = "flattened_patches"
+
+    def forward(self, flattened_patches: Any) -> Any:
+        """
+        Args:
+            flattened_patches (`torch.Tensor` of shape `(batch_size, max_patches, 514)`):
+        """
+        return flattened_patches
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("a and b must have same reduction dim, but got [16, 512] X [768, 1536].", 770),  # two places go before
+        ("mat1 and mat2 shapes cannot be multiplied (16x514 and 768x1536)", 768),
+        ("expected input[2, 514, 8] to have 768 channels, but got 514 channels instead", 768),
+    ],
+)
+def test_an_input_is_as_wide_as_the_layer_says(text: str, last: int) -> None:
+    inputs = inputs_of(Wide)
+    assert inputs.repair(RuntimeError(text))
+    assert shape(inputs.built, "flattened_patches") == ("batch", "max_patches", last)
+    assert not inputs.repair(RuntimeError(text.replace("512", "768").replace("514", "768")))  # once
