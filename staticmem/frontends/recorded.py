@@ -96,7 +96,7 @@ class RecordedModel:
                 fields.text(name): fields.boolean(training)
                 for name, training in fields.mapping(self.document.get("inputs_of_mode", {})).items()
             }
-            self.own_loss = self._own_loss()
+            self.own_loss, self.unlabelled = self._own_loss(), self._unlabelled()
             self.branches = _branches(fields.items(self.document.get("decided", [])))
             self.sizes = traced_sizes.of_content(self.document["sizes"])
             of_training = {**self.document["sizes"], "conditions": self.document.get("training_conditions", [])}
@@ -116,16 +116,20 @@ class RecordedModel:
         return fields.text(size)
 
     def _own_loss(self) -> str:
-        """What reports say of the loss in training of a model that has one of its own; "" of any other."""
-        reason = fields.text(self.document.get("unlabelled", ""))
-        if reason:
-            return f"loss: not that of {self.document['model']} itself, which cannot be recorded ({reason[:300]})"
+        """What reports say of a loss that the recording has, of labels that go in; "" where it has none."""
         if not fields.boolean(self.document.get("own_loss", False)):
             return ""
         text = f"loss: that of {self.document['model']} itself, from labels that go in (--loss changes it)"
         if fields.boolean(self.document.get("use_cache", False)):
             text += "; its outputs have keys and values, as use_cache of its config says (,use_cache=no changes it)"
         return text
+
+    def _unlabelled(self) -> str:
+        """What reports say where the model has a loss of its own and the recording lacks it; "" of any other."""
+        reason = fields.text(self.document.get("unlabelled", ""))
+        if not reason:
+            return ""
+        return f"loss: not that of {self.document['model']} itself, which cannot be recorded ({reason[:300]})"
 
 
 def _branches(rows: Sequence[Any]) -> list[Note]:

@@ -180,10 +180,10 @@ class _Sizing:
         return [rows[card.slug] for card in cards]
 
     def _in_processes(self, path: str, options: Options, tasks: Sequence[list[Gpu]]) -> Iterator[tuple[Gpu, CardRow]]:
-        request = self.study.request
+        request, strategies = self.study.request, self.strategies
 
         def run(task: list[Gpu]) -> tuple[Any, ...]:
-            return rows_of, path, request, options, [card.slug for card in task]
+            return rows_of, path, request, options, strategies, [card.slug for card in task]
 
         jobs = min(self.options.jobs, len(tasks))
         for task, result in workers.in_processes(
@@ -333,13 +333,16 @@ class _Sizing:
 _of_process: Recent[_Sizing] = Recent(1)  # what a process of `Options.jobs` works on
 
 
-def rows_of(path: str, request: Request, options: Options, slugs: Sequence[str]) -> list[CardRow]:
-    """The rows of some cards of a model file, the largest first: a function of plain values, for other processes."""
+def rows_of(
+    path: str, request: Request, options: Options, strategies: tuple[str, ...], slugs: Sequence[str]
+) -> list[CardRow]:
+    """The rows of some cards of a model file, the largest first, with counts by these strategies: a function of plain
+    values, for other processes."""
     key = path, key_of(request)
     with without_cycle_search():
         one = _of_process.get(key)
         if one is None:
-            one = _sizing_of(Study.open(path, request), options)
+            one = _Sizing(Study.open(path, request), options, strategies)
             _of_process.put(key, one)
         cards = {card.slug: card for card in options.cards}
         return [one.row(cards[slug]) for slug in slugs]

@@ -111,10 +111,12 @@ class Study:
     def _scenario(self) -> tuple[Scenario, list[Note]]:
         """The scenario as asked, with the loss that its model has."""
         scenario, notes = self._asked
-        own_loss = getattr(self.model, "own_loss", "")
+        own_loss, unlabelled = getattr(self.model, "own_loss", ""), getattr(self.model, "unlabelled", "")
+        if scenario.training and (own_loss or unlabelled):
+            notes = [*notes, Note("assumption", "SM330", own_loss or unlabelled)]
         if scenario.training and own_loss:
             loss = AUTO if scenario.loss == OF_TRANSFORMERS else scenario.loss
-            return replace(scenario, loss=loss), [*notes, Note("assumption", "SM330", own_loss)]
+            return replace(scenario, loss=loss), notes
         # the code of such a model computes `ForCausalLMLoss` from labels, as every trainer has it do
         has_causal_loss = getattr(self.model, "loss_function", "") == "ForCausalLM"
         by_itself = scenario.loss == AUTO and scenario.training and has_causal_loss
@@ -148,8 +150,9 @@ class Study:
             return AUTO, ""
         asked = "loss: transformers"
         strategy = facts_of(self.request.parallel)
-        if self.request.compiles or (strategy is not None and strategy.runs_parts):
-            other = "--compile" if self.request.compiles else f"--parallel {self.request.parallel}"
+        compiles = bool(self.request.compile)  # an optimizer's compiled code does not touch the model's loss
+        if compiles or (strategy is not None and strategy.runs_parts):
+            other = "--compile" if compiles else f"--parallel {self.request.parallel}"
             return AUTO, f"{asked}, except the copy of scores in float32 of its models: not covered with {other}"
         text = f"which is causal-lm: {list(shape)} are scores of tokens, which its models cast to float32 (T5's do not)"
         return CAUSAL_LM, f"{asked}, {text}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -247,6 +248,37 @@ def test_a_model_of_transformers_trains_with_its_own_loss() -> None:
     (said,) = [note.text for note in reports[_Decoder, "auto"].assumptions if note.code == "SM330"]
     assert said.startswith("loss: transformers, which is causal-lm")
     assert reports[_OwnLoss, "auto"].peak == reports[_OwnLoss, "cross-entropy"].peak
+
+
+def test_a_loss_that_cannot_be_recorded_casts_the_scores_all_the_same() -> None:
+    """The step of a model whose recording lacks its own loss is that of `causal-lm`, and both facts are said."""
+    from staticmem.recording.record import record
+
+    with torch.device("meta"):
+        module = _Decoder().to(torch.bfloat16)
+        document = record(module, (torch.zeros(4, 32, dtype=torch.int64),))
+    document |= labels.loss_function(module)
+    of_library = Study(RecordedModel("<m>", document, "transformers"), Request(batch=4, optimizer="sgd")).report
+    without = RecordedModel("<m>", {**document, "unlabelled": "it reads values"}, "transformers")
+    report = Study(without, Request(batch=4, optimizer="sgd")).report
+    assert report.scenario.loss == "causal-lm"
+    assert report.peak == of_library.peak
+    said = [note.text for note in report.assumptions if note.code == "SM330"]
+    assert [text.split(" ")[1] for text in said] == ["not", "transformers,"]
+
+
+@pytest.mark.parametrize("words", [{"compile_optimizer": True}, {"optimizer": "torchao-adamw-8bit"}])
+def test_a_compiled_optimizer_leaves_the_loss_of_transformers(words: dict[str, Any]) -> None:
+    """The model's code runs as it is: its scores are cast to float32."""
+    from staticmem.recording.record import record
+
+    with torch.device("meta"):
+        module = _Decoder().to(torch.bfloat16)
+        document = record(module, (torch.zeros(4, 32, dtype=torch.int64),))
+    model = RecordedModel("<m>", document | labels.loss_function(module), "transformers")
+    asked = Request(batch=4, **{"optimizer": "adamw", **words})
+    assert Study(model, asked).scenario.loss == "causal-lm"
+    assert Study(model, replace(asked, optimizer="adamw", compile=("all",))).scenario.loss == "auto"
 
 
 def test_a_head_that_the_config_does_not_tie_has_its_own_weight() -> None:

@@ -60,7 +60,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 # -- processes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [(), ("--gpu", "a100")])
+@pytest.mark.parametrize("words", [(), ("--gpu", "a100"), ("--parallel", "fsdp")])
 def test_processes_give_the_report_of_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
