@@ -40,12 +40,12 @@ class SessionOptions:
     )
     intra_op_num_threads: int = option(
         1, SESSION, "whole", "N", "intra_op_num_threads", flag="--threads", unset="16",
-        details="16 are the most for which convolutions take memory; `validate` takes those of the machine",
+        details="16 are the most for which convolutions take memory",
     )
     processor: str = option(
         "unknown", SESSION, "choice", "CPU", "what integer weights are packed for", flag="--cpu", provider="cpu",
         choices=("unknown", "avx2", "avx512"),
-        details="Packed bytes are padded as the CPU multiplies them. `validate` takes the CPU of the machine",
+        details="`validate` takes that of the machine",
     )
     gpu_mem_limit: int | None = option(
         None, SESSION, "bytes", "SIZE", "CUDA: the most that the arena may hold", provider="cuda", example="4GiB",

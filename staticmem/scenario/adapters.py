@@ -110,19 +110,17 @@ class AdapterOptions:
     lora: str | Mapping[str, Any] | None = option(
         None, STEP, "adapters", "KEY=VALUE,...", "low-rank adapters beside layers of a frozen model, as PEFT has them",
         example="{r: 16, alpha: 32, dropout: 0.05, targets: [q_proj, v_proj]}",
-        details="`r`, `alpha`, `dropout`, `targets` (ends of paths with `+` between them, a regular expression, or "
-        "`all-linear`), `dtype`, `save`, `input_grads`, `dora` ([adapters](adapters.md))",
+        details="`r`, `alpha`, `dropout`, `targets`, `dtype`, `save`, `input_grads`, `dora` ([adapters](adapters.md))",
     )
     quantize: str | None = option(
         None, STEP, "choice", "TYPE",
         "type of the weights of linear layers, as bitsandbytes or torchao (`wo`) holds them",
         choices=("none", *QUANTIZED), example="nf4",
-        details="`-dq`: double quantisation; `wo`: weight-only, for inference. Training needs `lora` "
-        "([adapters](adapters.md#quantised-weights))",
+        details="Training needs `lora` ([adapters](adapters.md#quantised-weights))",
     )
     kbit_training: bool = option(
         False, STEP, "switch", "", "prepare_model_for_kbit_training: what is not quantised is in float32",
-        needs=TRAINED, details="With `quantize`, in training; `dtype` is then the type of products alone",
+        needs=TRAINED, details="With `quantize`; `dtype` is then the type of products alone",
     )
     # fmt: on
 

@@ -36,7 +36,7 @@ class Checkpointing:
         (), LEVERS, "names", "CLASS|PATH",
         "modules that run under torch.utils.checkpoint, by class (Bottleneck) or path (layer1.*); or none",
         example="[Bottleneck]",
-        details="`use_reentrant=False`. The full name of a class does too; `*` stands for one part of a path",
+        details="`use_reentrant=False`. `*` stands for a part of a path",
     )
     checkpoint_every: int = option(
         1, LEVERS, "whole", "K", "how many of those modules share a checkpoint",
@@ -44,12 +44,11 @@ class Checkpointing:
     )
     checkpoint_save: str | tuple[str, ...] = option(
         (), LEVERS, "names", "OP", "calls whose results those checkpoints keep: mm, sdpa; mm/2 is every second one",
-        example="[mm/2, sdpa]", details="Selective checkpoints (`create_selective_checkpoint_contexts`): names of ATen "
-        "calls as kernels see them, so `addmm` or `mm` for a linear layer. `sdpa` is any fused attention",
+        example="[mm/2, sdpa]", details="`sdpa` is any fused attention ([levers](levers.md#activation-checkpointing))",
     )
     checkpoint_segments: int | str = option(
         0, LEVERS, "segments", "N|sqrt", "segments of checkpoint_sequential: a number, or sqrt",
-        example="sqrt", details="`sqrt` is the root of the number of modules in the Sequential",
+        example="sqrt",
     )
     checkpoint_sequential: str | None = option(
         None, LEVERS, "text", "PATH", "path of the Sequential that is divided into segments",

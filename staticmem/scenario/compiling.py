@@ -24,16 +24,16 @@ class CompileOptions:
     compile: bool | str | tuple[str, ...] = option(
         (), STEP, "modules", "CLASS|PATH", "runs under torch.compile: the whole model, or modules by class or path",
         example="true",
-        details="Without a value the whole model. The loss and the optimizer stay eager ([compile](compile.md))",
+        details="Without a value the whole model. Loss and optimizer stay eager ([compile](compile.md))",
     )
     compile_mode: str = option(
         DEFAULT_MODE, STEP, "choice", "MODE", "the mode of torch.compile", choices=COMPILE_MODES,
         example="reduce-overhead",
-        details="`reduce-overhead` and `max-autotune` run CUDA graphs ([compile](compile.md#cuda-graphs))",
+        details="[CUDA graphs](compile.md#cuda-graphs)",
     )
     activation_memory_budget: float = option(
         1.0, LEVERS, "fraction", "SHARE", "share of what the compiler would save for the backward that it may keep",
-        example="0.5", details="The rest is computed again: 1 keeps what is cheapest in time, 0 nothing of the forward",
+        example="0.5", details="1 keeps what is cheapest in time, 0 nothing of the forward",
     )
     # fmt: on
 

@@ -25,23 +25,23 @@ class Edits:
     )
     inplace_abn: bool = option(
         False, LEVERS, "switch", "", "batch norms with their ReLU as InPlaceABN, which saves the result alone",
-        details="mapillary's package. ReLU becomes leaky ReLU ([levers](levers.md#batch-norms-in-place))",
+        details="ReLU becomes leaky ReLU ([levers](levers.md#batch-norms-in-place))",
     )
     let_go: str | tuple[str, ...] = option(
         (), LEVERS, "names", "NAME|all", "variables that the model's code lets go of after their last use",
         example="[conv5, skips@model.py:41]", training=False, needs="",
-        details="With the recording of `staticmem export`. `NAME@FILE:LINE` is one of several; `levers` lists "
-        "those that pay ([which del is worth what](liveness-graph.md#which-del-is-worth-what)). `batch@loop` and "
-        "`loss@loop` are variables of the training loop, which need no recording and are not in `all`",
+        details="Needs a recording. `NAME@FILE:LINE` is one of several ([which del is worth "
+        "what](liveness-graph.md#which-del-is-worth-what)); `batch@loop` and `loss@loop` are the training "
+        "loop's, need no recording and are not in `all`",
     )
     unfold_batchnorm: bool = option(
         False, STEP, "switch", "", "puts a batch norm after every convolution with a bias",
-        details="For files whose norms were folded away (an inference export analysed for training)",
+        details="For an inference export analysed for training",
     )
     inplace_activations: str = option(
         "auto", STEP, "choice", "POLICY", "what ran in place, where the file does not say",
         choices=("auto", "none", "all"), example="auto",
-        details="ONNX files do not say which activations ran in place",
+        details="ONNX files do not",
     )
     # fmt: on
 

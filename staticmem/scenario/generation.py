@@ -41,8 +41,7 @@ class GenerationOptions:
     )
     sampling: str = option(
         GREEDY, STEP, "text", "HOW", "how tokens are chosen, with --mode generate", example=EXAMPLE, table="generate",
-        details="`greedy`, `sample` with the defaults of transformers, or settings of `do_sample=True`: `top-k` (0: "
-        "none), `top-p` and `temperature` ([generation](generation.md#sampling))",
+        details="Or settings: `top-k=50,top-p=0.9,temperature=0.7` ([generation](generation.md#sampling))",
     )
     # fmt: on
 

@@ -43,8 +43,7 @@ class LossOptions:
     loss: str | Mapping[Any, str] = option(
         "auto", STEP, "loss", "LOSS", "the loss, or that of each output; auto chooses by the output's shape",
         choices=LOSSES, training=True, example="auto",
-        details="`none`: the first output is the loss; `outputs`: backward starts from all outputs. "
-        "`out=cross-entropy,aux=0.4*cross-entropy` sums losses of several. [Losses](levers.md#losses) has all",
+        details="`out=cross-entropy,aux=0.4*cross-entropy` sums several. [Losses](levers.md#losses)",
     )
     target_length: int | None = option(
         None, STEP, "whole", "N", "length of the longest target, with --loss ctc", training=True, example="50",

@@ -86,13 +86,12 @@ class OptimizerOptions:
         None, STEP, "choice", "NAME", "optimizer of the step, which makes it training", choices=OPTIMIZERS,
         aliases=tuple(NAMES_OF_TRANSFORMERS),
         training=True, example="adam",
-        details="[Optimizers](levers.md#optimizers) says whose each is. Names that `TrainingArguments(optim=)` of "
-        "transformers takes are accepted too",
+        details="[Optimizers](levers.md#optimizers); names of `TrainingArguments(optim=)` are accepted too",
     )
     optimizer_impl: str = option(
         "foreach", STEP, "choice", "IMPL", "PyTorch's implementation of the optimizer",
         choices=("foreach", "fused", "for-loop"), training=True, example="foreach",
-        needs=UPDATED, details="`foreach` is PyTorch's default on CUDA",
+        needs=UPDATED,
     )
     momentum: float = option(
         0.0, STEP, "fraction", "M", "momentum of sgd or rmsprop",
@@ -137,13 +136,12 @@ class ProjectionOptions:
         (), STEP, "names", "NAME",
         "modules whose weights galore-adamw and apollo-adamw project: all-linear, or parts of paths",
         training=True, owners=LOW_RANK, example="[attn, mlp]", needs=TRAINED,
-        details="As for `TrainingArguments(optim_target_modules=)` ([levers](levers.md#galore-and-apollo))",
+        details="[GaLore and APOLLO](levers.md#galore-and-apollo)",
     )
     optim_args: str | Mapping[str, Any] | None = option(
         None, STEP, "pairs", "KEY=VALUE,...", "options of galore-adamw and apollo-adamw",
         training=True, owners=LOW_RANK, example="{rank: 128, update_proj_gap: 200}",
         unset="rank=128,update_proj_gap=200", needs=TRAINED,
-        details="As for `TrainingArguments(optim_args=)` ([levers](levers.md#galore-and-apollo))",
     )
     # fmt: on
 

@@ -26,8 +26,7 @@ class Precision:
     sdpa: str = option(
         "auto", STEP, "choice", "KERNEL", "kernel of scaled_dot_product_attention; auto chooses as PyTorch does",
         choices=("auto", "cudnn", "flash", "efficient", "math"), example="auto",
-        details="As on an sm_90 GPU; where PyTorch has no such kernel for the inputs, the automatic choice stands, and "
-        "the report has a note",
+        details="As on an sm_90 GPU; the automatic choice stands where PyTorch has no such kernel",
     )
     # fmt: on
 

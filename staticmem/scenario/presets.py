@@ -113,20 +113,11 @@ def described(name: str, options: Mapping[str, Any]) -> str:
     """What a preset has set of a request's options, and what was given instead."""
     preset = PRESETS[name]
     same = [k for k, default in preset.defaults.items() if options[k] == default.value]
-    text = ", ".join(f"{k.replace('_', '-')} {_word(options[k])}" for k in same)
+    text = ", ".join(f"{k.replace('_', '-')} {word_of(options[k])}" for k in same)
     others = [k.replace("_", "-") for k in preset.defaults if k not in same]
     return f"preset {name} ({preset.library}): {text}" + (f"; otherwise: {', '.join(others)}" if others else "")
 
 
-def _word(value: Any) -> str:
+def word_of(value: Any) -> str:
+    """A value of an option as text."""
     return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-
-
-def table() -> list[str]:
-    """The defaults of all presets, as the rows of a table in Markdown."""
-    rows = ["| preset | option | value | source |", "|---|---|---|---|"]
-    for name, preset in PRESETS.items():
-        for k, (option, default) in enumerate(preset.defaults.items()):
-            first = f"`{name}`: {preset.library}" if k == 0 else ""
-            rows.append(f"| {first} | `{option}` | {_word(default.value)} | {default.source} |")
-    return rows

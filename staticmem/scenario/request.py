@@ -71,12 +71,12 @@ class Request(
         None, STEP, "choice", "MODE", "what is analysed", choices=MODES, table="", session=True,
         unset="train if an optimizer is given", example="train",
         details="`train` without an optimizer is forward and backward, `generate` the prefill and the last decode step "
-        "of a decoder ([generation](generation.md))",
+        "([generation](generation.md))",
     )
     preset: str | None = option(
         None, STEP, "choice", "NAME", "defaults of a training library for what is not given", choices=tuple(PRESETS),
         training=True, example="hf-trainer",
-        details="The report says what it set. [Presets](levers.md#presets) has the options and their sources",
+        details="[Presets](levers.md#presets)",
     )
     method: str = option(
         "liveness", STEP, "choice", "METHOD", "textbook shows the textbook estimate beside the answer",

@@ -16,16 +16,16 @@ class Sizes:
 
     batch: int | None = option(
         None, SIZES, "whole", "N", "size of axis 0 of every input", letter="-b", example="32",
-        details="An open axis is 1 without it. Where no axis is open, the size that the export fixed is changed; an "
-        "axis of 1 beside larger ones stays. Different fixed sizes are an error (SM120): `--dim INPUT[0]=N` names one",
+        details="An open axis is 1 without it; a size that the export fixed is changed. Different fixed sizes are an "
+        "error (SM120): `--dim INPUT[0]=N` names one",
     )
     resolution: int | tuple[int, int] | None = option(
         None, SIZES, "resolution", "N|HxW", "height and width of 4-D image inputs, one number for both", example="224",
-        details="In ONNX files with channels last (TensorFlow, Keras) these are axes 1 and 2",
+        details="In ONNX files with channels last these are axes 1 and 2",
     )
     dims: Mapping[str, int] | None = option(
         None, SIZES, "dims", "NAME=N", "size of another open dimension, by its name", flag="--dim",
-        example="{seq: 512}", details="Its name is that in the file, or `input[axis]`",
+        example="{seq: 512}", details="As in the file, or `input[axis]`",
     )
     # fmt: on
 

@@ -37,7 +37,7 @@ class Loop:
     offload_activations: str = option(
         ON_GPU, LEVERS, "choice", "WORD", "what autograd saves in the forward of the model is on the CPU",
         choices=OFFLOADS, example=PINNED,
-        details="[Levers](levers.md#saved-tensors-on-the-cpu) says what each runs",
+        details="[Saved tensors on the CPU](levers.md#saved-tensors-on-the-cpu)",
     )
     grad_scaler: bool = option(False, LEVERS, "switch", "", "torch.amp.GradScaler around loss and step")
     set_to_none: bool = option(
@@ -47,19 +47,18 @@ class Loop:
     zero_grad: str = option(
         FIRST, LEVERS, "choice", "WORD", "when zero_grad() of a step runs: before its forward, or after it",
         choices=(FIRST, AFTER_FORWARD), example=AFTER_FORWARD, needs=BACKWARD,
-        details="`after-forward`, as in Lightning: gradients of the previous step stay during the forward",
+        details="`after-forward` is Lightning's",
     )
     clip_grad_norm: bool = option(
         False, LEVERS, "switch", "", "torch.nn.utils.clip_grad_norm_ before the step", needs=UPDATED,
     )
     input_grad: str | tuple[str, ...] = option(
         (), LEVERS, "names", "NAME|all", "inputs that require a gradient, by name; all: every floating-point one",
-        example="[x]", details="As `x.requires_grad_()`; their gradients stay as those of parameters do",
+        example="[x]", details="As `x.requires_grad_()`",
     )
     retain_graph: bool = option(
         False, LEVERS, "switch", "", "backward(retain_graph=True): what it reads stays until it returns",
         needs=BACKWARD,
-        details="The graph then ends with the function that called it ([levers](levers.md#others))",
     )
     backward: bool = option(
         True, LEVERS, "switch", "", "the backward runs; otherwise only the forward, which keeps what a backward reads",
@@ -67,13 +66,11 @@ class Loop:
     outputs: str = option(
         HELD, LEVERS, "choice", "WORD", "whether the loop holds the model's outputs until the next forward returns",
         choices=(HELD, DROPPED), example=DROPPED, training=False, needs="",
-        details="`held`: as a variable of the loop has them. `dropped`: nothing has them once the loss is computed, as "
-        "with trainers ([levers](levers.md#outputs-of-the-model))",
+        details="`dropped` as with trainers ([levers](levers.md#outputs-of-the-model))",
     )
     float32_outputs: bool = option(
         False, LEVERS, "switch", "", "outputs come back from autocast in float32, as from accelerate's prepare()",
-        needs="", details="With `amp`. Scores of a large vocabulary take twice the memory then "
-        "([levers](levers.md#outputs-in-float32))",
+        needs="", details="With `amp` ([levers](levers.md#outputs-in-float32))",
     )
     # fmt: on
 

@@ -177,18 +177,16 @@ class RankOptions:
     expert_parallel: int | None = option(
         None, LEVERS, "whole", "N", "ranks that share the routed experts of each layer, with --parallel fsdp",
         example="4", needs="",
-        details="It divides `devices`. The band of the peak reaches from balanced to the worst routing "
-        "([parallel](parallel.md#experts))",
+        details="It divides `devices` ([parallel](parallel.md#experts))",
     )
     context_parallel: int | None = option(
         None, LEVERS, "whole", "N", "ranks that share the sequence of each sample, alone or with --parallel fsdp",
-        example="4", needs="", details="Sizes are those of the whole sequence. With `fsdp` it divides `devices` "
-        "([parallel](parallel.md#long-sequences))",
+        example="4", needs="", details="Sizes are those of the whole sequence ([parallel](parallel.md#long-sequences))",
     )
     rotate_method: str = option(
         ROTATES_AT_ONCE, LEVERS, "choice", "METHOD", "how keys and values come from other ranks that share a sequence",
         choices=ROTATE_METHODS, example=ROTATES_IN_TURNS,
-        needs="", details="With `context_parallel`. PyTorch's `set_rotate_method`: one all-gather, or around the ring",
+        needs="", details="With `context_parallel`",
     )
     # fmt: on
 

@@ -7,13 +7,14 @@ A page has them between `<!-- options: NAME -->` and `<!-- end of options -->`;
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from itertools import zip_longest
 
 from staticmem.cli.session import OPTIMIZED
 from staticmem.config import fields
 from staticmem.ort.options import SESSION_OPTIONS
 from staticmem.scenario.options import DEVICE, LEVERS, SESSION, SIZES, STEP, Option
+from staticmem.scenario.presets import PRESETS, word_of
 from staticmem.scenario.request import OPTIONS
 
 BAR = "\\|"  # a bar in a cell of a table
@@ -43,20 +44,23 @@ def flags(options: Iterable[Option]) -> str:
 def keywords() -> str:
     """The keywords of `staticmem.analyze` with their defaults; docs/usage.md says what each does and takes."""
     own = [("`model`", "", MODEL), ("`inputs`", "`None`", INPUTS), ("`explain_peak`", "`False`", EXPLAIN)]
-    options = [
-        (f"`{name}`", f"`{one.default!r}`", one.unset and f"without it {one.unset}") for name, one in OPTIONS.items()
-    ]
-    return _table(("parameter", "default", ""), own + options)
+    options = ", ".join(f"{name}={one.default!r}" for name, one in OPTIONS.items())
+    lines = textwrap.wrap(options, 116, break_long_words=False)
+    return f"{_table(('parameter', 'default', ''), own)}\n```\n{chr(10).join(lines)}\n```\n"
 
 
 def keys(entries: Mapping[str, fields.Entry]) -> str:
-    """Keys of a config with an example of each, in two columns; docs/usage.md says what each does."""
-    cells = [(f"`{key}`", f"`{entry.example}`") for key, entry in entries.items()]
-    half = (len(cells) + 1) // 2
-    return _table(
-        ("key", "example") * 2,
-        [one + other for one, other in zip_longest(cells[:half], cells[half:], fillvalue=("", ""))],
-    )
+    """Keys of a config with an example of each; docs/usage.md says what each does."""
+    return "".join(["```yaml\n", *(f"{key}: {entry.example}\n" for key, entry in entries.items()), "```\n"])
+
+
+def presets() -> str:
+    """What each preset sets; docs/generated/presets.md has the sources."""
+    rows = []
+    for name, preset in PRESETS.items():
+        words = [f"{k.replace('_', '-')} {word_of(default.value)}" for k, default in preset.defaults.items()]
+        rows.append((f"`{name}`", preset.library, ", ".join(words)))
+    return _table(("preset", "of", "sets"), rows)
 
 
 def _flag(one: Option) -> str:
@@ -80,6 +84,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **{name: _group(name) for name in (SIZES, STEP, LEVERS, DEVICE)},
     SESSION: lambda: flags([*SESSION_OPTIONS.values(), OPTIMIZED]),
     "keywords": keywords,
+    "presets": presets,
     "keys of train": lambda: keys(fields.STEP),
     "keys of device": lambda: keys(fields.SOFTWARE),
 }

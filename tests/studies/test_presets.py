@@ -26,12 +26,9 @@ def test_every_default_is_an_option_with_a_value_that_it_takes() -> None:
         assert set(presets.PRESETS[name].defaults) <= set(OPTIONS)
 
 
-def test_the_page_has_every_default_and_every_name() -> None:
+def test_the_page_has_every_name_of_transformers() -> None:
     page = DOCS.read_text()
-    assert "\n".join(presets.table()) in page
-    assert all(
-        f"| `{name}` | `--optimizer {other}" in page for name, (other, _) in optimizers.NAMES_OF_TRANSFORMERS.items()
-    )
+    assert all(f"`{name}`" in page for name in optimizers.NAMES_OF_TRANSFORMERS)
 
 
 def test_what_is_given_wins() -> None:
