@@ -13,7 +13,7 @@ from staticmem.cli.flags import add_verb, one_of
 from staticmem.cli.output import Progress, add_debug, check_target, say, write_atomically
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.frontends.architectures import OPTIONS, Architecture, architecture_of
-from staticmem.recording import EXPORTERS, NEITHER, NO_GRAPH
+from staticmem.recording import EXPORTERS, NEITHER, NO_GRAPH, asks_for_contents
 
 DESCRIPTION = """\
 Builds a model from your code on the meta device, where weights have no bytes, and exports it in training mode for
@@ -118,7 +118,7 @@ def _export_code(kind: str, args: argparse.Namespace) -> tuple[bytes, list[str]]
 
 def _advice(message: str, device: str, exporter: str) -> str | None:
     """What to do where neither graph nor recording could be made; None: the error's own hint says it."""
-    reads = re.search(r"data-dependent|DataDependent|\.numpy\(\)|\.item\(\)", message)
+    reads = asks_for_contents(message)
     needs_values = re.search(r"\bmeta\b|Meta|Could not run|NotImplementedError|no data|has no storage", message)
     if device == "meta" and (exporter == "torchscript" or (needs_values and not reads)):
         return "On the meta device tensors have no values, and all must be there: try --device cpu."

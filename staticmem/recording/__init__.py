@@ -4,12 +4,19 @@ A recording is made by running the module's own Python under fake tensors (`reco
 down as a document (`frontends.recording_format`), which `frontends.recorded` reads without torch.
 """
 
+import re
+
 from staticmem.errors import StaticmemError
 
 EXPORTERS = ("dynamo", "torchscript")  # of .onnx: torch.onnx.export with dynamo=True, and with dynamo=False
 NOT_RECORDED = "Without a recording of the code"  # how the line begins that tells of an export without one
 NO_GRAPH = "Without a graph for other tools"  # the same of one that has the recording alone
 NEITHER = "Its code cannot be recorded either"  # how the error begins to say so of what cannot be exported
+
+
+def asks_for_contents(message: str) -> bool:
+    """Whether an error of PyTorch says that code asks what a tensor holds, which has no data."""
+    return re.search(r"data-dependent|DataDependent|\.numpy\(\)|\.item\(\)", message) is not None
 
 
 def not_recorded(error: StaticmemError) -> str:

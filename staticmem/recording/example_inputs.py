@@ -22,9 +22,7 @@ class Built:
     of_mode: dict[str, bool] = field(default_factory=dict)  # as `Loop.inputs`
     begin: Callable[[bool], None] = lambda training: None  # as that of `Loop`
     uses_cache: bool = False  # in training
-    input_values: dict[str, Any] = field(
-        default_factory=dict
-    )  # of inputs that the code reads (`known_values.Contents`)
+    input_values: dict[str, Any] = field(default_factory=dict)  # of inputs that the code reads (`contents.Made`)
     repair: Callable[[BaseException], bool] = lambda error: False  # adds what the code asked for, if anything
     changes: int = 0  # of the inputs
 

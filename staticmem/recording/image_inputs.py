@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from staticmem.recording import asks_for_contents
 from staticmem.recording.config_facts import IMAGES, Facts
 
 TEXT = 64  # tokens of the example beside those of images
 _TILES = (3, 5, 2, 4, 7)  # of an image in parts, the whole one among them
 _SIDE = 448  # of an image, where the config has none
-_READS = re.compile(
-    r"\b(on|out of|a|with) meta tensors?\b|register_meta|data-dependent", re.IGNORECASE
-)  # in errors of PyTorch
+# in errors of PyTorch of the meta device
+_NO_DATA = re.compile(r"\b(on|out of|a|with) meta tensors?\b|register_meta", re.IGNORECASE)
 _TOKENS = ("image_token_id", "image_token_index", "image_token", "img_context_token_id")
 _GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hws")
 _KINDS = ("mm_token_type_ids", "token_type_ids")  # 1 where the token is one of an image
@@ -89,7 +89,7 @@ class Images:
                 given |= {n: make(self.inputs[n][1]) for n, make in self.contents.items() if n != "pixel_values"}
                 features = tree_flatten(_embeddings(compute(**given)))[0]
             except Exception as error:  # it may read data, which a recording knows
-                return _READS.search(str(error)) is not None
+                return asks_for_contents(str(error)) or _NO_DATA.search(str(error)) is not None
         self.features = [t for t in features if isinstance(t, torch.Tensor)]
         return True
 

@@ -176,7 +176,9 @@ class ModuleModel(RecordedModel):
             if model.holds(shapes, training):
                 return model
         for at, shape in zip(tensors, shapes, strict=True):
-            leaves[at] = torch.empty(shape, dtype=leaves[at].dtype, device="meta")
+            own = leaves[at]
+            empty = torch.empty(shape, dtype=own.dtype, device="meta")
+            leaves[at] = _resized(own, shape) if self.branches and not own.is_meta else empty
         args = pytree.tree_unflatten(leaves, spec)
         try:
             document = record(self.module, args, as_given=True)
@@ -231,6 +233,16 @@ def without_weights(program: Any) -> Any:
     }
     light._example_inputs = None
     return light
+
+
+def _resized(tensor: Any, shape: Sequence[int]) -> Any:
+    """An example at other sizes, for code that asks what it holds: along a longer axis from the start again."""
+    import torch
+
+    for axis, size in enumerate(shape):
+        if size != tensor.shape[axis]:
+            tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % tensor.shape[axis])
+    return tensor
 
 
 def _meta(tensor: Any) -> Any:

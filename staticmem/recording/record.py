@@ -29,8 +29,8 @@ from staticmem.frontends import recording_format as written
 from staticmem.frontends import traced_sizes
 from staticmem.frontends.output_names import name_of
 from staticmem.ir.model_file import TracedSizes
-from staticmem.recording import gpu, halved, known_values, rows, tracing
-from staticmem.recording.contents import Contents, asks_for_contents
+from staticmem.recording import asks_for_contents, gpu, halved, rows, tracing
+from staticmem.recording.contents import MOST_WEIGHTS, Contents, Made, can_follow, known_literals
 from staticmem.recording.device_answers import as_on_gpu
 from staticmem.recording.functions import recorded
 from staticmem.recording.gradient_hooks import note_hooks_of_parameters, record_hooks, watched_hooks
@@ -77,7 +77,7 @@ def record(
     axes: Sequence[tracing.Axes] | None = None,
     progress: Callable[[int, int], None] | None = None,
     loop: Loop = USUAL_LOOP,
-    input_values: Mapping[str, known_values.Contents] | None = None,
+    input_values: Mapping[str, Made] | None = None,
 ) -> dict[str, Any]:
     """The document of a recording (`frontends.recording_format`).
 
@@ -96,21 +96,21 @@ def record(
     # `model.cuda()` leaves plain tensors on the CPU. Code that does not run so may move them in another way
     hosts = (True, False) if _has_plain_tensors(module) else (False,)
     for opened, on_host, decides in itertools.product(attempts, hosts, (False, True)):
-        if decides and not asks_for_contents(last):
+        if decides and not (asks_for_contents(f"{type(last).__name__} {last}") and can_follow()):
             continue
         given, named = tracing.doubled(args, keywords, opened)
         try:
             with (
-                _fake(module, given, named, opened, on_host, decides) as call,
+                torch.random.fork_rng(devices=[]),
+                _fake(module, given, named, opened, on_host) as call,
                 gpu.meta_as_gpu(),
                 as_on_gpu() as asked_of_gpu,
                 tracing.quiet(),
                 tracing.oblivious(),
                 known_arithmetic(),
                 known_answers(),
-                known_values.known_literals(call.fake),
+                call.known(tree_leaves((tuple(args), keywords)), decides, input_values or {}),
             ):
-                call.know(input_values or {})
                 call.loss, call.progress, call.loop = loss, progress or call.progress, loop
                 document = call.document(tree_leaves((tuple(args), keywords)), opened)
                 document |= {"asked_of_gpu": sorted(asked_of_gpu)} if asked_of_gpu else {}
@@ -173,19 +173,30 @@ class _Call:
         self.stacks: dict[Any, int] = {}
         self.targets: dict[str, int] = {}
         self.loss: Callable[[Any], torch.Tensor] | None = None
-        self.hooked: list[tuple[torch.Tensor, torch.Tensor]] = []  # parameters with hooks: the fake one, and the real
+        self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the module: the fake one, and the real
         self.progress: Callable[[int, int], None] = lambda done, total: None
-        self.contents: Contents | None = None
         self.loop = USUAL_LOOP
         self.casts = halved.Casts()  # of the last program
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
 
-    def know(self, contents: Mapping[str, known_values.Contents]) -> None:
-        """Has the contents of inputs."""
-        for name, tensor in self.inputs:
-            if name in contents:
+    @contextmanager
+    def known(self, examples: Sequence[Any], follows: bool, input_values: Mapping[str, Made]) -> Iterator[None]:
+        """Within it contents are known: those of inputs that are made, and of a run on the examples that it follows."""
+        contents = Contents(self.fake, follows, bool(input_values)) if follows or input_values else None
+        self.fake.contents = contents
+        inputs = zip(self.inputs, (x for x in examples if isinstance(x, torch.Tensor)), strict=True)
+        for (name, tensor), example in inputs:
+            if name in input_values and contents is not None:
                 shape = tuple(int(n) if isinstance(n, int) else int(n.node.hint) for n in tensor.shape)
-                self.fake.know(tensor, contents[name](shape))
+                contents.know(tensor, input_values[name](shape))
+            elif follows and contents is not None:
+                contents.give(tensor, example)
+        owned = [*self.module.parameters(), *self.module.buffers()]
+        if follows and contents is not None and sum(t.numel() for t in owned) <= MOST_WEIGHTS:
+            for twin, tensor in self.replaced:
+                contents.give(twin, tensor)
+        with known_literals(self.fake):
+            yield
 
     def document(self, examples: Sequence[Any], axes: Sequence[tracing.Axes]) -> dict[str, Any]:
         gc.collect()  # what others left is not mistaken for what this model keeps
@@ -211,6 +222,8 @@ class _Call:
                     for m, was in was_training.items():
                         m.training = was and training
                     self.loop.begin(training)
+                    if self.fake.contents is not None:
+                        self.fake.contents.start()
                     program, reads_casts = self._program(owned, training, amp, casts_are_ops)
                     if not reads_casts:
                         break
@@ -263,8 +276,7 @@ class _Call:
             "targets": list(self.targets), "stacks": rows.stacks(list(self.stacks)),
             "functions": programs.functions, "programs": programs.programs,
             **({"halved": programs.halved} if programs.halved else {}), **input_embeddings(self.module),
-            **programs.of_code(), **({"decided": self.contents.rows()} if self.contents is not None else {}),
-            **({"read_values": self.fake.reads[:20]} if getattr(self.fake, "reads", []) else {}),
+            **programs.of_code(), **(self.fake.contents.rows() if self.fake.contents is not None else {}),
         }  # fmt: skip
 
     def _add_halved(
@@ -295,8 +307,9 @@ class _Call:
         """The program of a mode, and whether it has to be recorded with `casts_are_ops`."""
         watch = Watch(self.module, owned, self.sizes)
         watch.copies = {} if casts_are_ops else None
-        if self.contents is not None:
-            watch.contents, self.contents.place = self.contents, watch.holders.now
+        contents = self.fake.contents
+        if contents is not None:
+            contents.place, watch.contents = watch.holders.now, contents if contents.follows else None
         watch.stacks, watch.targets = self.stacks, self.targets
         with (
             self.fake,
@@ -312,7 +325,8 @@ class _Call:
             program = call()
             # a step, or a call in a loop, is the second one: what its module keeps from the call before is there.
             # Where a call leaves nothing and changes nothing, the second is like the first
-            if watch.keeps_values() or _attributes(self.module) != before:
+            wrote = contents is not None and contents.changed
+            if wrote or watch.keeps_values() or _attributes(self.module) != before:
                 first, program = watch.memory_of(program), self._again(watch, call)
                 if watch.memory_of(program) != first:
                     program.other_call = self._other_call(watch, program, call)
@@ -345,7 +359,7 @@ class _Call:
         """The ops of one call, whose results are dropped then."""
         with watch.running(), gpu.autocast(amp):
             if training:
-                note_hooks_of_parameters(watch, self.hooked)
+                note_hooks_of_parameters(watch, [pair for pair in self.replaced if _has_hooks(pair[1])])
             given = {k: v for k, v in self.kwargs.items() if self.loop.inputs.get(k) in (None, training)}
             result = self.module(*self.args, **given)
             if training and self.loss is not None:
@@ -391,19 +405,15 @@ class _Call:
             for axis, name in names.items():
                 sizes.setdefault(name, int(example.shape[axis]))
         hints = {n.node.expr: int(n.node.hint) for _, t in self.inputs for n in t.shape if isinstance(n, torch.SymInt)}
-        read = (symbol for symbol in getattr(self.fake, "fixed", ()) if symbol in hints)  # at the sizes recorded
+        fixed_symbols = self.fake.contents.fixed if self.fake.contents is not None else ()
+        read = (symbol for symbol in fixed_symbols if symbol in hints)  # at the sizes recorded
         fixed = sorted(f"Eq({self.sizes.names[symbol]},{hints[symbol]})" for symbol in read)
         return TracedSizes(sizes, {}, (*fixed, *self._conditions(self.guards[False]).values()))
 
 
 @contextmanager
 def _fake(
-    module: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    axes: Sequence[tracing.Axes],
-    on_host: bool,
-    decides: bool,
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], axes: Sequence[tracing.Axes], on_host: bool
 ) -> Iterator[_Call]:
     env = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
     fake = fake_mode(shape_env=env, allow_non_fake_inputs=True)
@@ -431,31 +441,24 @@ def _fake(
         with fake:
             tensor = torch.empty(shape, dtype=x.dtype, device=gpu.DEVICE)
         call.inputs.append((name, tensor))
-        if call.contents is not None:
-            call.contents.add(tensor, x)
         return tensor
 
-    if decides:
-        call.contents = Contents(
-            env, sum(tensor.numel() for tensor in itertools.chain(module.parameters(), module.buffers()))
-        )
     call.args = tuple(tree_map(fake_input, list(args)))
     call.kwargs = {key: tree_map(fake_input, value) for key, value in kwargs.items()}
     state = _state(module)
     try:
-        call.hooked = _replace_tensors(module, fake, on_host, call.contents)
+        call.replaced = _replace_tensors(module, fake, on_host)
         yield call
     finally:
         _restore(state)
 
 
 def _replace_tensors(
-    module: torch.nn.Module, fake: FakeTensorMode, on_host: bool, contents: Contents | None
+    module: torch.nn.Module, fake: FakeTensorMode, on_host: bool
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Fake tensors in place of parameters and buffers; one that has several names stays one. Returns those with hooks
-    of their gradients, each with the real one. `on_host`: plain tensors that are on the CPU stay there."""
-    replaced: dict[int, torch.Tensor] = {}
-    hooked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    """Fake tensors in place of parameters and buffers; one that has several names stays one. Returns each with the real
+    one. `on_host`: plain tensors that are on the CPU stay there."""
+    replaced: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def fake_of(tensor: torch.Tensor, device: str = gpu.DEVICE) -> torch.Tensor:
         if id(tensor) not in replaced:
@@ -463,12 +466,8 @@ def _replace_tensors(
                 twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
                 if isinstance(tensor, torch.nn.Parameter):
                     twin = torch.nn.Parameter(twin, tensor.requires_grad)
-            replaced[id(tensor)] = twin
-            if contents is not None and contents.has_weights:
-                contents.add(twin, tensor)
-            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
-                hooked.append((twin, tensor))
-        return replaced[id(tensor)]
+            replaced[id(tensor)] = twin, tensor
+        return replaced[id(tensor)][0]
 
     children = _modules(module)
     for child in children:
@@ -482,7 +481,11 @@ def _replace_tensors(
             child.__dict__["_flat_weights"] = [getattr(child, name, None) for name in names]
         for name, value in _plain_tensors(child):
             child.__dict__[name] = fake_of(value, "cpu" if on_host and value.is_cpu else gpu.DEVICE)
-    return hooked
+    return list(replaced.values())
+
+
+def _has_hooks(tensor: torch.Tensor) -> bool:
+    return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 def _plain_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -28,7 +28,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 
-from staticmem.recording.known_values import KnownValues
+from staticmem.recording.contents import KnownContents
 
 _UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -54,7 +54,7 @@ AVAILABLE = all(hasattr(of, name) for of, name in _NEEDED)  # the installed PyTo
 
 def fake_mode(**options: Any) -> FakeTensorMode:
     """The FakeTensorMode of a recording."""
-    return (_RepeatedCalls if AVAILABLE else KnownValues)(**options)
+    return (_RepeatedCalls if AVAILABLE else KnownContents)(**options)
 
 
 @contextmanager
@@ -231,7 +231,7 @@ class _OtherError(Exception):
     """A call that is left to PyTorch's mode."""
 
 
-class _RepeatedCalls(KnownValues):
+class _RepeatedCalls(KnownContents):
     """A FakeTensorMode that knows a call by the expressions of its sizes. Symbolic sizes of its results are those of
     the first such call, which a trace of proxies has to tell apart, and a recording does not."""
 

@@ -460,7 +460,7 @@ class Breaks(Coded):
 
 @pytest.mark.parametrize(("cls", "why"), [(Reads, "data-dependent|DataDependent"), (Breaks, "no luck")])
 def test_code_that_cannot_run_without_data(cls: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("staticmem.recording.contents.MOST_WEIGHTS", 0)
+    monkeypatch.setattr("staticmem.recording.record.MOST_WEIGHTS", 0)
     module, inputs = on_meta(cls)
     before = {name: id(p) for name, p in module.named_parameters()}
     with pytest.raises(ModelFileError, match=why) as error:
