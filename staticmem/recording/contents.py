@@ -139,10 +139,10 @@ class Contents:
             real = self._computed(func, own) if is_read else None
         except _UnknownError:
             self._forget(func, args, kwargs)
-            return self._made(make)
+            return self._make_alone(make)
         if is_read:
             return self._answered(real, frozenset(symbols), make)
-        result = self._made(make)
+        result = self._make_alone(make)
         try:
             self._check_size(result, any(isinstance(x, torch.Tensor) for x in tree_leaves(own)))
             self._keep(result, self._computed(func, own), frozenset(symbols))
@@ -162,11 +162,11 @@ class Contents:
             with self.mode:
                 result = tree_map(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), real)
         else:
-            result = self._made(make)
+            result = self._make_alone(make)
         self._keep(result, real, symbols)
         return result
 
-    def _made(self, make: Callable[[], Any]) -> Any:
+    def _make_alone(self, make: Callable[[], Any]) -> Any:
         """What an op gives of fake tensors: what it does within itself, such as a result that it makes empty, is none
         of the code's."""
         busy, self.busy = self.busy, True

@@ -109,7 +109,7 @@ def record(
                 tracing.oblivious(),
                 known_arithmetic(),
                 known_answers(),
-                call.known(tree_leaves((tuple(args), keywords)), decides, input_values or {}),
+                call.knowing_contents(tree_leaves((tuple(args), keywords)), decides, input_values or {}),
             ):
                 call.loss, call.progress, call.loop = loss, progress or call.progress, loop
                 document = call.document(tree_leaves((tuple(args), keywords)), opened)
@@ -180,7 +180,9 @@ class _Call:
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
 
     @contextmanager
-    def known(self, examples: Sequence[Any], follows: bool, input_values: Mapping[str, Made]) -> Iterator[None]:
+    def knowing_contents(
+        self, examples: Sequence[Any], follows: bool, input_values: Mapping[str, Made]
+    ) -> Iterator[None]:
         """Within it contents are known: those of inputs that are made, and of a run on the examples that it follows."""
         contents = Contents(self.fake, follows, bool(input_values)) if follows or input_values else None
         self.fake.contents = contents
