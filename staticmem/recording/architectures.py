@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -70,11 +68,10 @@ class BuiltModel(RecordedModel):
         """`by_step` are options of the name by what the step is, beside those that were given."""
         allowed = {option: word for option, word in by_step.items() if architecture.package in OPTIONS[option].packages}
         self.asked = replace(architecture, options={**allowed, **architecture.options})
-        document, notes = document_of(self.asked, sizes)
-        self.quantize = self.compute = ""  # how the weights of the checkpoint are packed, as `--quantize` says it
-        if architecture.package == "transformers":
-            described = hub.describe(architecture)
-            self.quantize, self.compute = described.quantize, described.compute
+        described = _described(self.asked)
+        document, notes = document_of(self.asked, sizes, described)
+        # how the weights of the checkpoint are packed, as `--quantize` says it
+        self.quantize, self.compute = (described.quantize, described.compute) if described is not None else ("", "")
         super().__init__(architecture.path, document, architecture.package)
         self.architecture, self.by_step, self.notes = architecture, by_step, [*self.notes, *notes]
         self.others = [] if others is None else others  # of all recordings of this architecture, in order
@@ -118,14 +115,15 @@ def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[b
 
     Raises as `built_model`.
     """
-    if architecture.package == "transformers" and hub.describe(architecture).quantize:
+    described = _described(architecture)
+    if described is not None and described.quantize:
         what, why = f"{architecture.given} has packed weights", "An exported graph has them whole."
         hint = "Add dequantize=yes to the name, and give --quantize to 'staticmem analyze'."
         raise ModelFileError(what, why, hint, "SM147")
     with ThreadPoolExecutor(1) as beside, temporary_folder() as folder:
-        recording = beside.submit(document_of, architecture, None)
+        recording = beside.submit(document_of, architecture, None, described)
         path = os.path.join(folder, f"model{kind}")
-        job = {**_job(architecture, None), "kind": kind, "train": train, "file": path}
+        job = {**_job(architecture, None, described), "kind": kind, "train": train, "file": path}
         try:
             answer = _run(job, folder, architecture)
         except RunError as error:
@@ -144,42 +142,13 @@ def _lines(notes: list[Note]) -> list[str]:
     return [f"{note.text[0].upper()}{note.text[1:]} ({note.code})" for note in notes]
 
 
-def document_of(architecture: Architecture, sizes: Mapping[str, int] | None) -> tuple[Any, list[Note]]:
-    """The document of the recording, a note where one that is kept was not believed, and those of its checkpoint."""
-    job = _job(architecture, sizes)
-    kept = Kept(job)
-    document = kept.document()
-    if document is None:
-        with temporary_folder() as folder:
-            path = os.path.join(folder, "recording")
-            with _line(f"recording {architecture.given}, some seconds; the next question finds it kept"):
-                answer = _run({**job, "kind": "", "file": path}, folder, architecture)
-            with open(path, "rb") as file:
-                data = file.read()
-        kept.keep(data, answer["facts"])
-        document = written.unpack(data, architecture.path)
-    is_config = architecture.package == "transformers"
-    notes = hub.notes_of(architecture, hub.describe(architecture), document) if is_config else []
-    if not kept.refusals:
-        return document, notes
-    text = f"kept recordings were not believed ({'; '.join(kept.refusals)}): the model was recorded again"
-    return document, [*notes, Note("warning", "SM362", text)]
+def _described(architecture: Architecture) -> hub.Described | None:
+    """The config and the checkpoint of a model of transformers; None of other packages."""
+    _check_installed(architecture)
+    return hub.describe(architecture) if architecture.package == "transformers" else None
 
 
-@contextmanager
-def _line(text: str) -> Iterator[None]:
-    """Within it a terminal has the text on stderr, where progress is shown."""
-    shows = sys.stderr.isatty()
-    if shows:
-        print(f"\r\x1b[2K{text[:70]}", end="", file=sys.stderr, flush=True)
-    try:
-        yield
-    finally:
-        if shows:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-
-
-def _job(architecture: Architecture, sizes: Mapping[str, int] | None) -> dict[str, Any]:
+def _check_installed(architecture: Architecture) -> None:
     package = architecture.package
     for needed in ("torch", package):
         if importlib.util.find_spec(needed) is None:
@@ -187,10 +156,38 @@ def _job(architecture: Architecture, sizes: Mapping[str, int] | None) -> dict[st
             wanted = f"'staticmem[{extras}]'" if package == "transformers" else f"torch {package}"
             why, hint = f"{architecture.given} is built with it.", f"pip install {wanted}"
             raise UsageError(f"{needed} is not installed", why, hint, "SM146")
-    config = hub.describe(architecture).config if package == "transformers" else None
+
+
+def document_of(
+    architecture: Architecture, sizes: Mapping[str, int] | None, described: hub.Described | None
+) -> tuple[Any, list[Note]]:
+    """The document of the recording, a note where one that is kept was not believed, and those of its checkpoint."""
+    job = _job(architecture, sizes, described)
+    kept = Kept(job)
+    document = kept.document()
+    if document is None:
+        with temporary_folder() as folder:
+            path = os.path.join(folder, "recording")
+            answer = _run({**job, "kind": "", "file": path}, folder, architecture)
+            with open(path, "rb") as file:
+                data = file.read()
+        kept.keep(data, answer["facts"])
+        document = written.unpack(data, architecture.path)
+    notes = hub.notes_of(architecture, described, document) if described is not None else []
+    if not kept.refusals:
+        return document, notes
+    text = f"kept recordings were not believed ({'; '.join(kept.refusals)}): the model was recorded again"
+    return document, [*notes, Note("warning", "SM362", text)]
+
+
+def _job(
+    architecture: Architecture, sizes: Mapping[str, int] | None, described: hub.Described | None
+) -> dict[str, Any]:
+    config = described.config if described is not None else None
     return {
-        "package": package, "name": architecture.name, "config": config, "options": dict(architecture.options),
-        "sizes": dict(sizes) if sizes is not None else None, "memory_limit": MEMORY,
+        "package": architecture.package, "name": architecture.name, "config": config,
+        "options": dict(architecture.options), "sizes": dict(sizes) if sizes is not None else None,
+        "memory_limit": MEMORY,
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from staticmem.errors import StaticmemError
 from staticmem.frontends import open_model
 from staticmem.frontends.architectures import Architecture
 from staticmem.frontends.recorded import RecordedModel
-from staticmem.recording import architecture_child, architectures, example_inputs, kept, labels, model_inputs
+from staticmem.recording import architecture_child, architectures, example_inputs, hub, kept, labels, model_inputs
 from staticmem.studies import Request, Study
 
 torch = pytest.importorskip("torch")
@@ -524,12 +524,13 @@ def test_the_step_decides_what_goes_in_and_comes_out(tmp_path: Path, monkeypatch
     wins, and each is recorded once."""
     asked: list[dict[str, str]] = []
 
-    def document_of(architecture: Architecture, sizes: Any) -> Any:
+    def document_of(architecture: Architecture, sizes: Any, described: Any) -> Any:
         asked.append(dict(architecture.options))
         options = dict(architecture.options)
         return architecture_child._recorded(built(_Cached, **options), options), []
 
     monkeypatch.setattr(architectures, "document_of", document_of)
+    monkeypatch.setattr(architectures, "_check_installed", lambda architecture: None)
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama"}')
     words: dict[str, Any] = {"batch": 4, "optimizer": "sgd"}
@@ -549,10 +550,14 @@ def test_the_step_decides_what_goes_in_and_comes_out(tmp_path: Path, monkeypatch
     assert asked[3:] == [{"labels": "yes"}]
 
 
-def test_a_terminal_is_told_that_a_model_is_recorded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for shows in (False, True):
-        monkeypatch.setattr("sys.stderr.isatty", lambda shows=shows: shows)
-        with architectures._line("recording timm:net"):
-            assert ("recording timm:net" in capsys.readouterr().err) is shows
+def test_the_folder_of_a_config_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Architecture] = []
+    monkeypatch.setattr(architectures, "_check_installed", lambda architecture: None)
+    describe = hub.describe
+    monkeypatch.setattr(hub, "describe", lambda architecture: read.append(architecture) or describe(architecture))
+    document = architecture_child._recorded(built(_Cached), {})
+    monkeypatch.setattr(architectures.Kept, "document", lambda self: document)
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    assert Study.open(str(config), Request(batch=4, mode="infer")).report.model.inputs
+    assert len(read) == 1
