@@ -554,9 +554,14 @@ def test_the_folder_of_a_config_is_read_once(tmp_path: Path, monkeypatch: pytest
     read: list[Architecture] = []
     monkeypatch.setattr(architectures, "_check_installed", lambda architecture: None)
     describe = hub.describe
-    monkeypatch.setattr(hub, "describe", lambda architecture: read.append(architecture) or describe(architecture))
+
+    def described(architecture: Architecture) -> hub.Described:
+        read.append(architecture)
+        return describe(architecture)
+
+    monkeypatch.setattr(hub, "describe", described)
     document = architecture_child._recorded(built(_Cached), {})
-    monkeypatch.setattr(architectures.Kept, "document", lambda self: document)
+    monkeypatch.setattr(kept.Kept, "document", lambda self: document)
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "llama"}')
     assert Study.open(str(config), Request(batch=4, mode="infer")).report.model.inputs
