@@ -70,6 +70,9 @@ OPTIONS: Mapping[str, Option] = {
     "size": Option("height and width of the example image (default: the model's own)"),
     "dequantize": Option("packed weights are loaded whole (default: no)", ("transformers",), _YES),
     "images": Option("beside the text of a sample (default: 1)", ("transformers",)),
+    "boxes": Option("with their classes, of each image that a detector trains with (default: 8)", ("transformers",)),
+    "frames": Option("of sound (default: as many as its encoder takes, else 512)", ("transformers",)),
+    "samples": Option("of sound (default: 16000)", ("transformers",)),
 }
 
 

@@ -100,12 +100,14 @@ def _recorded(built: Built, options: Mapping[str, Any], as_given: bool = False) 
 
 def _recorded_once(built: Built, options: Mapping[str, Any], as_given: bool) -> dict[str, Any]:
     """The recording; without labels where the forward takes them, and cannot compute its loss on fake tensors."""
+    from staticmem.recording.matching import matched_without_data
     from staticmem.recording.record import Loop, record
 
     loop = Loop(built.of_mode, built.begin)
     record_it = partial(record, input_values=built.input_values, as_given=as_given)
     try:
-        document = record_it(built.module, built.args, built.kwargs, built.loss, axes=built.axes, loop=loop)
+        with matched_without_data():
+            document = record_it(built.module, built.args, built.kwargs, built.loss, axes=built.axes, loop=loop)
     except StaticmemError as error:
         if not built.of_mode or "labels" in options or built.repair(error):
             raise

@@ -25,6 +25,7 @@ class Built:
     input_values: dict[str, Any] = field(default_factory=dict)  # of inputs that the code reads (`contents.Made`)
     repair: Callable[[BaseException], bool] = lambda error: False  # adds what the code asked for, if anything
     changes: int = 0  # of the inputs
+    leaves: dict[str, int] = field(default_factory=dict)  # of inputs that are lists: the tensors in them
 
     def add(self, name: str, dtype: Any, sizes: Sides) -> None:
         """A tensor by keyword; each axis with its name, "" where it stays as it is."""
@@ -45,12 +46,22 @@ class Built:
         self.kwargs[name] = value
         self.axes.append({})
 
+    def add_each(self, name: str, parts: list[Any], axes: list[dict[int, str]]) -> None:
+        """A list with a tensor, or a dictionary of some, for each sample, which goes in in training alone."""
+        self.changes += 1
+        self.kwargs[name] = parts
+        self.axes += axes
+        self.leaves[name] = len(axes)
+
     def of_all_modes(self) -> tuple[dict[str, Any], list[dict[int, str]]]:
         """The inputs by keyword, and the axes of all, without what goes in in training alone."""
         kwargs = {name: value for name, value in self.kwargs.items() if not self.of_mode.get(name)}
-        by_position = self.axes[: len(self.args)]
-        named = zip(self.kwargs, self.axes[len(self.args) :], strict=True)
-        return kwargs, [*by_position, *(axes for name, axes in named if name in kwargs)]
+        axes, start = self.axes[: len(self.args)], len(self.args)
+        for name in self.kwargs:
+            end = start + self.leaves.get(name, 1)
+            axes += self.axes[start:end] if name in kwargs else []
+            start = end
+        return kwargs, axes
 
 
 class Example:

@@ -14,7 +14,8 @@ from staticmem.recording.model_inputs import ModelInputs
 # inputs that are no labels by their names, and have a loss computed
 _ALSO = re.compile(r"^(start_positions|end_positions|bool_masked_pos|future_values|return_loss)$|_labels?$")
 _CLASSIFIES = re.compile(r"(Sequence|Image|Audio|Video)Classification$")
-_BOXES = 8  # of an example
+_BOXES = 8  # of an example: those of an image of COCO are some seven (Lin et al. 2014, 7.7 instances)
+_NOTHING = Documented("", None, True)
 _RETURNS_LOSS = "return_loss"
 
 
@@ -23,8 +24,9 @@ def add_labels(inputs: ModelInputs, asked: str | None) -> None:
     import torch
 
     built, name = inputs.built, type(inputs.model).__name__
-    labels = _labels(inputs) if asked != "no" else {}
-    if asked == "yes" and not labels:
+    listed = _listed(inputs) if asked != "no" else {}
+    labels = _labels(inputs) if asked != "no" and not listed else {}
+    if asked == "yes" and not labels and not listed:
         raise FailedError("option", f"the forward of {name} takes no labels")
     if "decoder_input_ids" in inputs.taken and inputs.config.is_encoder_decoder and asked != "yes":
         if "decoder_input_ids" not in built.kwargs:
@@ -36,7 +38,13 @@ def add_labels(inputs: ModelInputs, asked: str | None) -> None:
         else:
             built.add(one, inputs.dtype(one), sides)
         built.of_mode |= {one: True} if asked is None else {}
-    built.loss = loss_of if labels else None
+    for one, (parts, axes) in listed.items():
+        built.add_each(one, parts, axes)
+        names = (one, *(f"{one}_{leaf}" for leaf in range(len(axes))))  # as a recording calls those in a list
+        built.of_mode |= dict.fromkeys(names, True) if asked is None else {}
+    if listed:
+        built.module.register_forward_pre_hook(_check_batch, with_kwargs=True)
+    built.loss = loss_of if labels or listed else None
 
 
 def _labels(inputs: ModelInputs) -> dict[str, Sides | None]:
@@ -51,7 +59,7 @@ def _labels(inputs: ModelInputs) -> dict[str, Sides | None]:
 
 
 def _sides_of_labels(inputs: ModelInputs) -> Sides:
-    name, told = type(inputs.model).__name__, inputs.told.get("labels", Documented("", None, True))
+    name, told = type(inputs.model).__name__, inputs.told.get("labels", _NOTHING)
     if _CLASSIFIES.search(name):
         return [inputs.batch]
     if name.endswith("SemanticSegmentation"):
@@ -60,6 +68,40 @@ def _sides_of_labels(inputs: ModelInputs) -> Sides:
     if told.kind != "list" and (sides := inputs.sides("labels")):
         return sides
     return [inputs.batch, inputs.targets()]
+
+
+def _listed(inputs: ModelInputs) -> dict[str, tuple[list[Any], list[dict[int, str]]]]:
+    """Labels of which each sample has its own: boxes with their classes, or masks. By name those of all samples, and
+    the axes of the tensors in them.
+
+    Source: transformers, documentation of the forwards of DetrForObjectDetection, MaskFormerForInstanceSegmentation.
+    """
+    import torch
+
+    told, built = inputs.told, inputs.built
+    batch, (title, count) = inputs.batch[1], inputs.example.of("boxes", _BOXES)
+
+    def of(dtype: Any, *more: int) -> Any:
+        return torch.zeros((count, *more), dtype=dtype, device="meta")
+
+    rows = {0: title}
+    if "labels" in inputs.taken and told.get("labels", _NOTHING).kind == "list":
+        each = {"class_labels": of(torch.int64), "boxes": of(inputs.model.dtype, 4)}
+        return {"labels": ([dict(each) for _ in range(batch)], [rows for _ in range(batch) for _ in each])}
+    if {"mask_labels", "class_labels"} <= set(inputs.taken) and "pixel_values" in built.kwargs:
+        sides = built.kwargs["pixel_values"].shape[-2:]
+        masks, classes = of(inputs.model.dtype, *sides), of(torch.int64)
+        axes = [{**rows, 1: "height", 2: "width"} for _ in range(batch)]
+        return {"mask_labels": ([masks] * batch, axes), "class_labels": ([classes] * batch, [rows] * batch)}
+    return {}
+
+
+def _check_batch(module: Any, args: Any, kwargs: Any) -> None:
+    """Labels that are a list are as many as the batch has: it stays as it is. A hook of the module."""
+    import torch
+
+    if any(isinstance(value.shape[0], torch.SymInt) for value in kwargs.values() if isinstance(value, torch.Tensor)):
+        raise ValueError("each of the batch has labels of its own, so that its size is fixed")
 
 
 def loss_of(result: Any) -> Any:

@@ -13,7 +13,8 @@ tensors: one sequence a row. It also leaves regions of `torch.autocast` out on t
 GPU here.
 
 Source: transformers/masking_utils.py (`find_packed_sequence_indices`, `_preprocess_mask_arguments`),
-transformers/utils/generic.py (`maybe_autocast`).
+transformers/utils/generic.py (`maybe_autocast`), transformers/pytorch_utils.py (`compile_compatible_method_lru_cache`,
+whose tensors are made in each call here, as where code is compiled).
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ FIND = "find_packed_sequence_indices"
 OF_VIEWS = frozenset(((f"{MASKS.replace('.', '/')}.py", "_preprocess_mask_arguments"),))
 
 
+CACHES, COMPILING = "transformers.pytorch_utils", "is_torchdynamo_compiling"
+_OF_ALL = "_staticmem_of_all"  # the attribute of a tensor of truth values that says what all of them are
 GENERIC, REGION = "transformers.utils.generic", "maybe_autocast"
 
 
@@ -55,12 +58,46 @@ def known_answers() -> Iterator[None]:
         return region("cuda" if device_type == "meta" else device_type, *args, **kwargs)
 
     with ExitStack() as stack:
+        stack.enter_context(_finite_numbers())
+        if hasattr(sys.modules.get(CACHES), COMPILING):  # sizes that are open are no keys of a cache
+            stack.enter_context(mock.patch.object(sys.modules[CACHES], COMPILING, return_value=True))
         if find is not None:
             stack.enter_context(mock.patch.object(sys.modules[MASKS], FIND, one_sequence_a_row))
         if region is not None:
             for name, module in list(sys.modules.items()):
                 if name.partition(".")[0] == "transformers" and vars(module).get(REGION) is region:
                     stack.enter_context(mock.patch.object(module, REGION, on_gpu))
+        yield
+
+
+@contextmanager
+def _finite_numbers() -> Iterator[None]:
+    """Within it code that asks whether numbers are finite hears that they are, as in a run that goes well."""
+    import torch
+
+    is_true = torch.Tensor.__bool__
+
+    def told(ask: Any, answer: bool | None) -> Any:
+        """The function, whose result says for all its elements what is told of them, by default what it is of."""
+
+        def asked(x: Any, *args: Any, **kwargs: Any) -> Any:
+            result = ask(x, *args, **kwargs)
+            of_all = getattr(x, _OF_ALL, None) if answer is None else answer
+            if of_all is not None:
+                setattr(result, _OF_ALL, of_all)
+            return result
+
+        return asked
+
+    def truth(x: Any) -> bool:
+        of_all = getattr(x, _OF_ALL, None)
+        return is_true(x) if of_all is None else bool(of_all)
+
+    with ExitStack() as stack:
+        for name, answer in (("isfinite", True), ("isinf", False), ("isnan", False), ("all", None), ("any", None)):
+            for owner in (torch, torch.Tensor):
+                stack.enter_context(mock.patch.object(owner, name, told(getattr(owner, name), answer)))
+        stack.enter_context(mock.patch.object(torch.Tensor, "__bool__", truth))
         yield
 
 

@@ -134,14 +134,20 @@ def test_a_size_that_the_code_fixed_is_recorded_again() -> None:
 
 
 class _Config:
+    model_type = "parts"
+
     def __init__(self, **names: Any) -> None:
         vars(self).update(names)
 
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self)
 
-class _Vision:
+
+class _Vision(torch.nn.Module):  # type: ignore[misc, name-defined]
     """What the vision part of a model of transformers makes of images."""
 
     def __init__(self, tiles: int = 0) -> None:
+        super().__init__()
         self.tiles = tiles
 
     def get_image_features(self, pixel_values: Any, image_sizes: Any = None) -> Any:
@@ -168,7 +174,9 @@ def test_tokens_that_stand_for_images() -> None:
 
 def test_patches_with_their_grid() -> None:
     vision = _Config(patch_size=14, temporal_patch_size=2, spatial_merge_size=2, in_channels=3)
-    made = image_inputs.Images(None, _Config(image_token_id=9, vision_config=vision), batch=2, each=1, side=100)
+    made = image_inputs.Images(
+        torch.nn.Module(), _Config(image_token_id=9, vision_config=vision), batch=2, each=1, side=100
+    )
     made.add_pixels({"image_grid_thw": 0}, torch.float32)
     assert made.inputs["pixel_values"] == (torch.float32, (2 * 36, 3 * 2 * 14 * 14))
     assert made.contents["image_grid_thw"]((2, 3)).tolist() == [[1, 6, 6]] * 2
@@ -177,7 +185,7 @@ def test_patches_with_their_grid() -> None:
 
 def test_images_without_tokens() -> None:
     """As CLIP, whose text has none."""
-    made = image_inputs.Images(None, _Config(vision_config=_Config(image_size={"height": 32})), 2, 1, None)
+    made = image_inputs.Images(torch.nn.Module(), _Config(vision_config=_Config(image_size={"height": 32})), 2, 1, None)
     made.add_pixels({}, torch.float32)
     assert made.inputs["pixel_values"][1] == (2, 3, 32, 32)
     assert made.tokens() == 0

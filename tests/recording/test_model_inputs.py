@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from staticmem.child import FailedError
+from staticmem.recording import architecture_child
 from staticmem.recording.config_facts import IMAGES, Facts
 from staticmem.recording.documented import Documented, documented
 from staticmem.recording.example_inputs import Built, Example
@@ -251,3 +253,70 @@ def test_an_input_is_as_wide_as_the_layer_says(text: str, last: int) -> None:
     assert inputs.repair(RuntimeError(text))
     assert shape(inputs.built, "flattened_patches") == ("batch", "max_patches", last)
     assert not inputs.repair(RuntimeError(text.replace("512", "768").replace("514", "768")))  # once
+
+
+class Detector(Base):
+    """Boxes are matched with those of each image, as in DETR."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries = torch.nn.Linear(3, 5 * 4)
+
+    def forward(self, pixel_values: Any, labels: Any = None) -> Any:
+        """
+        Args:
+            pixel_values (`torch.Tensor` of shape `(batch_size, num_channels, image_size, image_size)`):
+            labels (`list[Dict]` of len `(batch_size,)`, *optional*):
+        """
+        boxes = self.queries(pixel_values.mean((2, 3)).float()).view(-1, 5, 4)
+        if not torch.isfinite(boxes).all():
+            raise ValueError("infinite")
+        loss = None
+        if labels is not None:
+            loss = sys.modules["transformers.of_detectors"].loss_of_boxes(boxes, labels)
+        return SimpleNamespace(loss=loss, values=[boxes]) if loss is None else Found(loss=loss, boxes=boxes)
+
+
+class Found(dict):  # type: ignore[type-arg]
+    @property
+    def loss(self) -> Any:
+        return self["loss"]
+
+
+LOSS = """
+def generalized_box_iou(first, second):
+    if not (first >= second).all():
+        raise ValueError("no boxes")
+    return first - second
+
+def linear_sum_assignment(costs):
+    raise TypeError("it needs numbers")
+
+def loss_of_boxes(boxes, labels):
+    total = 0
+    for one, each in zip(boxes, labels):
+        rows, columns = linear_sum_assignment((one[:, None] - each["boxes"]).sum(-1))
+        total = total + generalized_box_iou(one[rows], each["boxes"][columns]).abs().sum()
+    return total
+"""
+
+
+def test_detectors_train_with_boxes_for_each_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many are matched follows from sizes; the batch stays as it is, and inference has no boxes."""
+    module = ModuleType("transformers.of_detectors")
+    exec(LOSS, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with torch.device("meta"):
+        inputs = inputs_of(Detector, {"boxes": "3"}, image_size=32, num_channels=3)
+    add_labels(inputs, None)
+    built = inputs.built
+    document = architecture_child._recorded(built, {})
+    assert "unlabelled" not in document
+    shapes = {name: sizes for name, _, sizes in document["inputs"]}
+    boxes = {f"labels_{at}": [3, 4] if at % 2 else [3] for at in range(4)}
+    assert shapes == {"pixel_values": [2, 3, 32, 32], **boxes}
+    assert document["inputs_of_mode"] == {"labels": True, **dict.fromkeys(boxes, True)}
+    assert document["fixed_axes"]["pixel_values[0]"] == "batch"
+    assert (document["own_loss"], len(built.of_all_modes()[1])) == (True, 1)
