@@ -48,6 +48,11 @@ STATE_IN_CONSTRUCTOR = (".sum",)  # Adagrad fills its state in __init__ (torch/o
 PACKED_LATER = "weight that is packed"  # a weight on the device, before it is packed there
 EMPTY = -(1 << 40)  # the source of an id without bytes
 NO_SPACE = -1  # an entry of the script that is no workspace
+# what a builder has of its process, whatever the trace
+OF_PROCESS = """
+    calls sizes buffers kernels scales sources by_size whats starts marks fallbacks bounds strays empties searched kept
+    private streams
+""".split()
 _AtTick: TypeAlias = "dict[int, list[tuple[int, int]]]"  # tick -> (kernel, index of a workspace)
 
 
@@ -122,6 +127,9 @@ class Builder:
             elif buffer.died is None or buffer.died >= self.first:
                 self.previous.add(buffer.id)
         self.model, self.state = model_to_order(model), _order_as_created(state)
+        # what the optimizer's constructor makes, and what its first step does, with gradients that stay
+        self.early = [b for b in self.state if b.name.endswith(STATE_IN_CONSTRUCTOR)]
+        self.late = [*self.gradients, *(b for b in self.state if b not in self.early)]
         self.persistent = {b.id for b in (*model, *self.inputs, *state, *self.gradients)}
         self.grows = grows(trace, [b.id for b in model])
         self.script = self._script()
@@ -196,15 +204,13 @@ class Builder:
     def run(self, steps: int) -> Process:
         calls = self.calls
         self.marks.append(Mark(0, "setup", 0))
-        self._load()
+        self.load()
         if self.data == "resident":
-            self._bring_data()
-        early = [b for b in self.state if b.name.endswith(STATE_IN_CONSTRUCTOR)]
-        self._allocate(early)
-        late = [*self.gradients, *(b for b in self.state if b not in early)] if early else self.gradients + self.state
+            self.bring_data()
+        self.allocate(self.early)
+        late = self.late
         left: dict[int, int] = {}  # what the step before left besides gradients: buffer -> id
         gradients: list[int] = []
-        later = {new for old in self.previous for new in self.trace.replaced_by.get(old, ())}  # zero_grad() comes later
         last = start = 0  # where the calls of the step before, and of this one, begin
         for step in range(1, steps + 1):
             self.starts.append(len(self.sizes))
@@ -214,22 +220,33 @@ class Builder:
                 continue
             self.marks.append(Mark(step, "forward", start))
             if self.data != "resident":
-                self._bring_data()
+                self.bring_data()
             calls += [~id for id in gradients]  # zero_grad()
             if not self.previous:  # an inference: nothing of the pass before is held into this one
                 calls += [~id for id in left.values()]
-            self._step(step, late if step == 1 else (), left)
+            self.step(step, late if step == 1 else (), left)
             if step == 1:  # a step without an optimizer
-                self._allocate([b for b in self.gradients if b.id not in self.current])
-            left, gradients = {}, []
-            for buffer in [b for b in self.current if b not in self.persistent]:
-                id = self.current.pop(buffer)
-                if self.trace.buffers.categories[buffer] == "gradient" and buffer not in later:
-                    gradients.append(id)
-                else:
-                    left[buffer] = id
+                self.allocate([b for b in self.gradients if b.id not in self.current])
+            left, gradients = self.end_step()
+        return self.process()
+
+    def end_step(self) -> tuple[dict[int, int], list[int]]:
+        """What a step has left, buffer -> id, and the ids of its gradients, which zero_grad() releases."""
+        later = {new for old in self.previous for new in self.trace.replaced_by.get(old, ())}  # zero_grad() comes later
+        left: dict[int, int] = {}
+        gradients: list[int] = []
+        for buffer in [b for b in self.current if b not in self.persistent]:
+            id = self.current.pop(buffer)
+            if self.trace.buffers.categories[buffer] == "gradient" and buffer not in later:
+                gradients.append(id)
+            else:
+                left[buffer] = id
+        return left, gradients
+
+    def process(self) -> Process:
+        """What has been asked so far."""
         return Process(
-            calls=tuple(calls),
+            calls=tuple(self.calls),
             sizes=tuple(self.sizes),
             origins=Origins(self.buffers, self.kernels, self.starts, self.whats),
             marks=tuple(self.marks),
@@ -284,18 +301,18 @@ class Builder:
         buffer = self.buffers[id]
         return buffer if buffer >= 0 else (self.kernels[id], self.whats.get(id))
 
-    def _bring_data(self) -> None:
+    def bring_data(self) -> None:
         if self.data == "each-step":
             for buffer in self.inputs:
                 if buffer.id in self.current:
                     self.calls.append(~self.current.pop(buffer.id))
         for buffer in self.inputs:
             old = self.current.get(buffer.id)
-            self._allocate([buffer])
+            self.allocate([buffer])
             if old is not None:
                 self.calls.append(~old)
 
-    def _step(self, step: int, late: Sequence[Buffer], left: dict[int, int]) -> None:
+    def step(self, step: int, late: Sequence[Buffer], left: dict[int, int]) -> None:
         """Follows the script. `late` is allocated when the optimizer begins; `left` is of the step before."""
         phases = [(name, tick) for name, tick in self.trace.phases if tick >= self.first][1:]
         held: list[int] = []  # workspaces until the end of the kernel
@@ -323,7 +340,7 @@ class Builder:
                 kernel = kernels[index]
                 if warm_up is not None and index in self.copied:
                     continue
-                current[index] = self._new(nbytes[index], index, kernel, grows[index])
+                current[index] = self.new(nbytes[index], index, kernel, grows[index])
                 continue
             if held:
                 self._release(held)
@@ -376,7 +393,7 @@ class Builder:
             self.calls.append(~left.pop(buffer))
 
     def _empty_cache(self, kernel: int) -> None:
-        id = self._new(0, -1, kernel, False)
+        id = self.new(0, -1, kernel, False)
         self.whats[id] = "empty_cache"
         self.empties.append(id)
 
@@ -385,10 +402,10 @@ class Builder:
         self.marks.append(Mark(step, phase, len(self.calls)))
         if phase != "optimizer":
             return late
-        self._allocate(late)
+        self.allocate(late)
         return ()
 
-    def _load(self) -> None:
+    def load(self) -> None:
         """Allocates the model. A weight that is packed on the device is there beforehand as it was, for a moment: it
         leaves a block, of which others are cut."""
         loading = {number: self.trace.buffers[number].name for number in self.trace.loading}
@@ -398,20 +415,25 @@ class Builder:
             name = buffer.name if buffer.id in loading else buffer.name.rpartition(".")[0]
             if name in names:  # the first of the weight and its statistics
                 place = list(loading).index(number := names.pop(name))
-                open_now[name] = self._new(self.trace.loading[number], -1, buffer.kernel, False, first + place)
+                open_now[name] = self.new(self.trace.loading[number], -1, buffer.kernel, False, first + place)
                 self.whats[open_now[name]] = PACKED_LATER
-            self._allocate([buffer])
+            self.allocate([buffer])
             if buffer.id in loading:
                 self.calls.append(~open_now.pop(name))
 
+    def go_on_from(self, other: Builder) -> None:
+        """The process is the one that another trace has built so far."""
+        for name in OF_PROCESS:
+            setattr(self, name, getattr(other, name))
+
     # -- calls ---------------------------------------------------------------------------------------------------
 
-    def _allocate(self, buffers: Sequence[Buffer]) -> None:
+    def allocate(self, buffers: Sequence[Buffer]) -> None:
         """Allocates what lasts: the model, its inputs, and the optimizer's state."""
         for buffer in buffers:
-            self.current[buffer.id] = self._new(buffer.nbytes, buffer.id, buffer.kernel, self.grows[buffer.id])
+            self.current[buffer.id] = self.new(buffer.nbytes, buffer.id, buffer.kernel, self.grows[buffer.id])
 
-    def _new(self, nbytes: int, buffer: int, kernel: int, grows: bool, source: int = EMPTY) -> int:
+    def new(self, nbytes: int, buffer: int, kernel: int, grows: bool, source: int = EMPTY) -> int:
         id = len(self.sizes)
         self.calls.append(id)
         self.sizes.append(nbytes)
@@ -430,7 +452,7 @@ class Builder:
         kernel, space = self.spaces[place]
         if space.keep in self.kept or space.once in self.searched:
             return
-        id = self._new(space.nbytes, -1, kernel, space.keep is None, ~place)
+        id = self.new(space.nbytes, -1, kernel, space.keep is None, ~place)
         self.whats[id] = space.what
         if space.fallbacks:
             self.fallbacks[id] = Fallbacks(space.fallbacks, space.plan)

@@ -96,7 +96,7 @@ class Process:
     workspaces that are kept. `fallbacks` are for `simulate`. `bounds` has the least and the most bytes of the
     workspaces that are known as a band, `strays` the wider bounds of those that may lie outside of it. `empties` are
     ids without bytes that stand for the cache being emptied. `private` are ids in the pool of CUDA graphs, `streams`
-    has the stream of those that another one than the default stream allocates.
+    has the stream of those that another one than the default stream allocates. `whole`: no step repeats the one before.
     """
 
     calls: tuple[int, ...]
@@ -110,6 +110,15 @@ class Process:
     strays: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     private: frozenset[int] = frozenset()
     streams: Mapping[int, int] = field(default_factory=dict)
+    whole: bool = False
+
+    @cached_property
+    def before_repetition(self) -> tuple[int, int]:
+        """How many calls, and how many ids, come before the last of three steps, which repeats the second."""
+        starts = self.origins.starts
+        if self.whole or len(starts) <= STEPS:
+            return len(self.calls), len(self.sizes)
+        return next(mark.event for mark in self.marks if mark.step == STEPS), starts[STEPS]
 
     @cached_property
     def events(self) -> tuple[Event, ...]:
