@@ -40,6 +40,7 @@ Exit codes: 0 done, 1 a gate is not met, 2 not possible, 130 interrupted.
 MODULES = {
     "analyze": "analyze",
     "sweep": "sweep",
+    "plan": "plan",
     "size": "size",
     "fit": "fit",
     "gpus": "size",

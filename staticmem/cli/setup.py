@@ -59,7 +59,7 @@ def add_completion(verbs: Any) -> None:
 
 
 def init(args: argparse.Namespace) -> int:
-    from staticmem.config.fields import schema  # late: `staticmem --help` imports this module
+    from staticmem.config.root import schema  # late: `staticmem --help` imports this module
     from staticmem.config.template import template
     from staticmem.report.schema import dumps
 
@@ -93,10 +93,10 @@ def _same(path: str, text: str) -> bool:
 
 
 def schema(args: argparse.Namespace) -> int:
-    from staticmem.config import fields  # late: `staticmem --help` imports this module
+    from staticmem.config import root  # late: `staticmem --help` imports this module
     from staticmem.report import schema
 
-    described = fields.schema() if args.kind == "config" else schema.schema(args.kind)
+    described = root.schema() if args.kind == "config" else schema.schema(args.kind)
     sys.stdout.write(schema.dumps(described))
     return 0
 

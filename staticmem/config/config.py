@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
-from staticmem.config.fields import ROOT, VERSION
+from staticmem.config.plan import ModelSource, Plan, plan_of
+from staticmem.config.root import ROOT, VERSION
 from staticmem.documents import DocumentError, Node, read_yaml
 from staticmem.errors import UsageError
 from staticmem.frontends import architectures
@@ -31,7 +33,7 @@ class Config:
     """A config. `options` are fields of `Request`; `axes` are the lists of `what_if`; each of `scenarios` has
     the options and the `name` of one configuration. Paths of models are relative to the config's folder in the file.
 
-    `model` is None where the file names none.
+    `model` is None where the file names none. `plan` has the run of several instants that it describes.
     """
 
     file: str | None = None
@@ -41,6 +43,7 @@ class Config:
     axes: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     scenarios: tuple[Options, ...] = ()
     budgets: tuple[Budget, ...] = ()
+    plan: Plan | None = None
 
 
 def load(path: str) -> Config:
@@ -63,14 +66,15 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
             f"Write `version: {VERSION}` as its first key.",
             UNKNOWN_KEY,
         )
-    for one, other in (("train", "infer"), ("train", "generate"), ("infer", "generate")):
+    modes = ("train", "infer", "generate")
+    for one, other in combinations(modes, 2) if "plan" not in values else ():
         _exclude(root, one, other, "A configuration trains, infers or generates.", "Put the other into scenarios.")
     _exclude(root, "what_if", "scenarios", "A sweep is a cross product or a list.", "Keep one of them.")
     model, dims = values.get("model"), {}
     if isinstance(model, dict):
         model, dims = model["path"], model.get("dims", {})
     options: dict[str, Any] = {}
-    for mode in ("train", "infer", "generate"):
+    for mode in modes if "plan" not in values else ():
         if mode in values:
             options = {"mode": mode, **values[mode]}
     if dims:
@@ -89,7 +93,11 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
     )
     budgets = tuple(Budget(b["metric"], b["limit"], b.get("level", "error")) for b in values.get("budgets", ()))
     path = _from(folder, model) if model is not None else None
-    return Config(root.file, path, options, tuple(values.get("gpus", ())), axes, scenarios, budgets)
+    plan = None
+    if "plan" in values:
+        source = ModelSource(path, dims) if path is not None else None
+        plan = plan_of(values["plan"], folder, source, {mode: values.get(mode, {}) for mode in modes})
+    return Config(root.file, path, options, tuple(values.get("gpus", ())), axes, scenarios, budgets, plan)
 
 
 def _check_cards(gpus: Node, file: str | None) -> None:

@@ -95,7 +95,7 @@ def replayed(result: StepResult, device: Device) -> tuple[Process, Replay]:
     On a card that is too small for them the record ends where the allocation fails.
     """
     process = process_on(result, device)
-    return process, _replay(process, device, _capacity(device))
+    return process, replay_on(process, device, capacity_of(device))
 
 
 def process_on(result: StepResult, device: Device, patterns: Patterns | None = None) -> Process:
@@ -121,10 +121,10 @@ class Unlimited:
             self.replays = Replays(self.process, None) if shared is None else shared.quick(self.process)
             return
         settings = device.settings
-        nominal = _replay(self.process, device, None)
+        nominal = replay_on(self.process, device, None)
         if nominal.oom is not None:
             settings = replace(settings, per_process_memory_fraction=1.0)
-            nominal = _replay(self.process, replace(device, settings=settings), None)
+            nominal = replay_on(self.process, replace(device, settings=settings), None)
         total = device.gpu.usable if device.bounded else None
         self.replays = Replays(self.process, nominal, settings, total)
 
@@ -158,7 +158,7 @@ def usable_on(device: Device) -> int:
     return min(gpu.usable, int(device.settings.per_process_memory_fraction * gpu.usable) + overhead.expected)
 
 
-def _capacity(device: Device) -> int | None:
+def capacity_of(device: Device) -> int | None:
     """Bytes that the allocator can take of the card, None: no limit."""
     if not device.bounded:
         return None
@@ -204,8 +204,9 @@ class SharedReplays:
         return replays
 
 
-def _replay(process: Process, device: Device, capacity: int | None) -> Replay:
-    """Replays with `capacity` bytes. The memory fraction is of the whole card, and of nothing where it is no limit."""
+def replay_on(process: Process, device: Device, capacity: int | None) -> Replay:
+    """The replay of a process with every placement, on `capacity` bytes. The memory fraction is of the whole card, and
+    of nothing where it is no limit."""
     from staticmem.allocators.cuda_caching import simulate  # PyTorch's default settings need none of it
 
     total = device.gpu.usable if device.bounded else None
@@ -268,7 +269,7 @@ def least_usable(roomy: Unlimited, device: Device) -> int:
     fails = max(usable_on(device) - context, 0) // step
 
     def holds(count: int) -> bool:
-        return _replay(process, free, count * step).oom is None
+        return replay_on(process, free, count * step).oom is None
 
     return context + step * (fails + 1 + bisect_left(range(fails + 1, highest), True, key=holds))
 
@@ -293,9 +294,9 @@ def on_device(
         allocated, reserved = allocated.reaching(like.peak_allocated), reserved.reaching(like.peak_reserved)
     if result.trace.loading:  # a checkpoint may have its weights packed
         as_packed = loaded_packed(process)
-        plain = Replays(as_packed, None).nominal if roomy.is_quick else _replay(as_packed, device, None)
+        plain = Replays(as_packed, None).nominal if roomy.is_quick else replay_on(as_packed, device, None)
         allocated, reserved = allocated.reaching(plain.peak_allocated), reserved.reaching(plain.peak_reserved)
-    grown = _sum_slack_of_caches(result) if process.mark_at(free.peak_allocated_at).phase == "decode" else 0
+    grown = sum_slack_of_caches(result) if process.mark_at(free.peak_allocated_at).phase == "decode" else 0
     allocated, reserved = allocated.widened(0, grown), reserved.widened(0, grown)
     context, usable = device.setup.profile.overhead(device.gpu), usable_on(device)
     nominal: Outline | Replay = free
@@ -333,11 +334,11 @@ def _replay_pressed(roomy: Unlimited, device: Device, reserved: int) -> Replay |
     context = device.setup.profile.overhead(device.gpu).expected
     if not device.bounded or reserved + context <= usable_on(device):
         return None
-    pressed = _replay(roomy.process, device, _capacity(device))
+    pressed = replay_on(roomy.process, device, capacity_of(device))
     return pressed if pressed.oom is None else None
 
 
-def _sum_slack_of_caches(result: StepResult) -> int:
+def sum_slack_of_caches(result: StepResult) -> int:
     """The most by which blocks of caches may be larger than their tensors in the last decode step, which is predicted
     as if the cache were new. It has grown token by token, each time out of other free blocks, of which less than 1 MiB
     is left whole (`should_split` in c10/cuda/CUDACachingAllocator.cpp)."""

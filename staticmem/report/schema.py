@@ -22,6 +22,7 @@ RESULTS = {
     "levers": ("report.sweep", "Levers", "LEVERS_SCHEMA"),
     "sizing": ("report.sizing", "Sizing", "SCHEMA"),
     "fit": ("report.fit", "Fit", "SCHEMA"),
+    "run": ("report.run", "RunReport", "SCHEMA"),
     "why": ("report.why", "Why", "SCHEMA"),
     "snapshot-diff": ("validate.snapshot_diff", "SnapshotDiff", "SCHEMA"),
     "session": ("ort.report", "SessionReport", "SCHEMA"),

@@ -14,7 +14,7 @@ import pytest
 
 from staticmem.cli.main import main
 from staticmem.cli.output import Progress
-from staticmem.config.fields import schema as config_schema
+from staticmem.config.root import schema as config_schema
 from staticmem.report.schema import schema
 
 SEED = str(files.SEED)

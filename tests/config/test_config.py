@@ -13,9 +13,9 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from staticmem.config import discover, fields, locate
+from staticmem.config import discover, fields, locate, root
 from staticmem.config.config import Budget, Config, load, of_node
-from staticmem.config.fields import schema as config_schema
+from staticmem.config.root import schema as config_schema
 from staticmem.config.template import template
 from staticmem.documents import DocumentError, parse_yaml
 from staticmem.errors import StaticmemError
@@ -126,7 +126,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     assert isinstance(found, Config) or found
 
 
-KEYS = ["x", *{**fields.ROOT.keys(), **fields.STEP, **fields.SOFTWARE, "name": 0, "metric": 0, "limit": 0, "level": 0}]
+KEYS = ["x", *{**root.ROOT.keys(), **fields.STEP, **fields.SOFTWARE, "name": 0, "metric": 0, "limit": 0, "level": 0}]
 JSONISH = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner),
@@ -134,7 +134,7 @@ JSONISH = st.recursive(
 )
 
 
-@given(st.dictionaries(st.sampled_from(list(fields.ROOT.keys())), JSONISH))
+@given(st.dictionaries(st.sampled_from(list(root.ROOT.keys())), JSONISH))
 @example({"scenarios": [None, {"amp": None}, {"amp": False, "name": 3}], "infer": None, "what_if": {"amp": [None]}})
 @example({"budgets": [{"metric": "live", "limit": 1 << 20}], "train": {"parallel": None, "optimizer": "adam"}})
 def test_what_the_reader_takes_the_schema_takes(document: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ def test_template_is_a_config_with_every_key_in_it() -> None:
     assert config.model == "models/my model.pt2"
     assert config.axes["batch"] == (16, 32, 64)
     jsonschema.validate(yaml.safe_load(text), config_schema())
-    for name in (*fields.STEP, *fields.SOFTWARE, *fields.ROOT.keys()):
+    for name in (*fields.STEP, *fields.SOFTWARE, *root.ROOT.keys()):
         assert f"{name}:" in text, name
 
 

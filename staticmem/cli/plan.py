@@ -1,0 +1,58 @@
+"""`staticmem plan`: the memory of a run of several instants in one process."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from staticmem.cli.flags import add_verb
+from staticmem.cli.output import Progress, add_output, chosen_format, emit
+from staticmem.errors import UsageError
+from staticmem.report.formats import Formats
+
+if TYPE_CHECKING:
+    from staticmem.report.run import RunReport
+
+FORMATS = Formats("run")
+
+PLAN = """\
+The memory of a run: training steps, evaluations, generation and saves of one or several models, one after the other in
+one process, replayed through one allocator. CONFIG is a YAML file with `plan:` ('staticmem init --plan' writes one).
+Exit code 1 if the run does not fit the GPU.
+"""
+
+EXAMPLES = """\
+examples:
+  staticmem plan                        the staticmem.yaml of this repository
+  staticmem plan run.yaml --gpu l4
+  staticmem plan run.yaml -o run.html
+"""
+
+
+def add_plan(verbs: Any) -> None:
+    about = "the memory of a run: steps, evaluations, saves, several models"
+    parser = add_verb(verbs, "plan", plan, about, PLAN, EXAMPLES)
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .yaml config with a plan")
+    parser.add_argument("--gpu", metavar="NAME|SIZE", help="a GPU by name or size, over the first of the config's")
+    add_output(parser, FORMATS)
+
+
+def plan(args: argparse.Namespace) -> int:
+    """The exit code: 1 where the run does not fit the GPU."""
+    chosen = chosen_format(args, FORMATS)
+    from staticmem.config.discover import settings as read_settings  # late: --help needs no engine
+    from staticmem.studies.plan import PlanStudy
+
+    config = read_settings(args.config, search=args.config is None)
+    if config.plan is None:
+        what = f"{config.file or 'the config'} has no plan" if config.file else "no config with a plan"
+        why, hint = "A plan says what a process does, one instant after the other.", "See 'staticmem init --plan'."
+        raise UsageError(what, why, hint, "SM442")
+    options = dict(config.options)
+    card = args.gpu or next(iter(config.gpus), None)
+    if card is not None:
+        options["gpu"] = card
+    with Progress("instants", args.quiet, "reading models and running their steps") as bar:
+        report: RunReport = PlanStudy(config.plan, options, bar.update).report()
+    emit(report, chosen, args)
+    return 1 if report.gpu is not None and report.gpu.fit in ("does not fit", "cannot run it") else 0

@@ -1,0 +1,234 @@
+"""`plan:` of a config: the models of a process and what it does with them, one instant after the other.
+
+    plan:
+      models: {student: student.pt2, teacher: teacher.pt2}
+      instants:
+        - load: teacher
+        - step: {model: student, batch: 32, optimizer: adamw}
+        - evaluate: {model: student, batch: 64, times: 20, gather: list}
+        - save: {model: student, copies: model}
+
+The steps of a plan have the options of `train`, `infer` and `generate` of the config, and their own over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from staticmem.config.fields import DECODING, INFERENCE, MODEL, STEP, Entry, Table
+from staticmem.documents import DocumentError, Node
+from staticmem.frontends import architectures
+from staticmem.scenario.kinds import UNKNOWN_KEY, Bytes, Choice, ListOf, Named, Switch, Text, Whole, wrong
+
+MOST_INSTANTS = 10_000  # of a plan, once its repetitions are written out: each is replayed
+STEPS_OF_TRAINING, BATCHES = 3, 3  # `times` by default: reserved memory may peak in any of the first three
+NOTHING, LIST, CONCATENATED = "none", "list", "concat"
+MODEL_ALONE, WITH_STATE = "model", "all"
+
+# what is written of an instant beside the options of its step
+_NAME = Entry(Text("validation"), "What it is called in the report.", "validation")
+_MODEL = Entry(Text("student"), "The model, by its name in `models`.", "student")
+_TIMES = Entry(Whole("3"), "How many steps or batches follow one another.", "3")
+_PARTS = (MODEL_ALONE, WITH_STATE)
+
+
+@dataclass(frozen=True)
+class Word:
+    """What an instant does: a sentence, the keys that it takes beside `name`, and the table of the config whose options
+    its step has; empty where it runs no step."""
+
+    about: str
+    known: Callable[[], Mapping[str, Entry]]
+    mode: str = ""
+
+
+def _step() -> Mapping[str, Entry]:
+    return {"model": _MODEL, "times": _TIMES, **STEP}
+
+
+def _evaluate() -> Mapping[str, Entry]:
+    gather = Entry(
+        Choice((NOTHING, LIST, CONCATENATED)),
+        "What the loop does with outputs: nothing, appends them to a list on the GPU, or concatenates each time.",
+        LIST,
+    )
+    size = Entry(Bytes(), "Bytes that are gathered of a batch, where it is not all outputs.", "4 MiB")
+    ends = Entry(Switch(), "The loop is in a function, whose variables go when it returns (default).", "true")
+    return {"model": _MODEL, "times": _TIMES, "gather": gather, "gathered": size, "function": ends, **INFERENCE}
+
+
+def _generate() -> Mapping[str, Entry]:
+    return {"model": _MODEL, "times": _TIMES, **DECODING}
+
+
+def _save() -> Mapping[str, Entry]:
+    copies = Entry(
+        Choice((NOTHING, *_PARTS)),
+        "What is copied on the GPU meanwhile: nothing (torch.save copies tensor by tensor to the CPU), the model "
+        "(deepcopy of state_dict()), or all, the optimizer's state too.",
+        MODEL_ALONE,
+    )
+    stays = Entry(Switch(), "The copies stay.", "false")
+    return {"model": _MODEL, "copies": copies, "stays": stays}
+
+
+def _resume() -> Mapping[str, Entry]:
+    what = "What the file on the GPU has (torch.load with map_location): the model, or all, the optimizer's state too."
+    return {"model": _MODEL, "parts": Entry(Choice(_PARTS), what, WITH_STATE)}
+
+
+def _sleep() -> Mapping[str, Entry]:
+    what = "What goes to the CPU: the model with its gradients, or all, the optimizer's state too."
+    return {"model": _MODEL, "parts": Entry(Choice(_PARTS), what, MODEL_ALONE)}
+
+
+def _of_model() -> Mapping[str, Entry]:
+    return {"model": _MODEL}
+
+
+def _repeat() -> Mapping[str, Entry]:
+    return {"times": _TIMES, "instants": Entry(ListOf(InstantKind(), bare=False), "What is repeated.")}
+
+
+WORDS = {
+    "load": Word("Puts a model on the GPU; without it, its first step does.", _of_model),
+    "step": Word("Steps of training.", _step, "train"),
+    "evaluate": Word("Batches of inference.", _evaluate, "infer"),
+    "generate": Word("Generation with a decoder.", _generate, "generate"),
+    "save": Word("Saves a checkpoint.", _save),
+    "resume": Word("Loads a checkpoint to the GPU, beside the model.", _resume),
+    "sleep": Word("Moves a model to the CPU.", _sleep),
+    "wake": Word("Moves it back.", _of_model),
+    "end": Word("Deletes a model and the variables of its loops.", _of_model),
+    "empty_cache": Word("torch.cuda.empty_cache().", dict),
+    "repeat": Word("Instants that are repeated.", _repeat),
+}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model of a plan: its path, and sizes of its open dimensions."""
+
+    path: str
+    dims: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Instant:
+    """One instant: its word, the name of its model, the options of its step, and what else its table says."""
+
+    word: str
+    model: str
+    name: str = ""
+    times: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The models by name, and the instants in order, repetitions written out."""
+
+    models: Mapping[str, ModelSource]
+    instants: tuple[Instant, ...]
+
+
+class InstantKind:
+    """A word with its table: `step: {batch: 32}`; `load: teacher` is short for `load: {model: teacher}`."""
+
+    def read(self, node: Node) -> tuple[str, dict[str, Any], Node]:
+        value = node.value
+        if isinstance(value, str) and value in WORDS:
+            value = {value: (node, node._replace(value=None))}
+        if not isinstance(value, dict) or len(value) != 1:
+            raise wrong(node, f"It is one of {', '.join(WORDS)}, with its table.", "Example: step: {batch: 32}")
+        [(word, (_, inner))] = value.items()
+        if word not in WORDS:
+            table = Table(lambda: {name: Entry(Text(""), about.about) for name, about in WORDS.items()})
+            table.read(node)  # raises, with what is known
+        if isinstance(inner.value, str) and "model" in WORDS[word].known():
+            return word, {"model": inner.value}, node
+        return word, Table(lambda: _keys(word)).read(inner), node
+
+    def schema(self) -> dict[str, Any]:
+        words = {}
+        for word, about in WORDS.items():
+            inner = {"type": "object"} if word == "repeat" else Table(lambda word=word: _keys(word)).schema()  # type: ignore[misc]
+            words[word] = {"description": about.about, "anyOf": [{"type": ["string", "null"]}, inner]}
+        one = {"type": "object", "properties": words, "additionalProperties": False, "maxProperties": 1}
+        return {"anyOf": [{"enum": list(WORDS)}, one]}
+
+
+def _keys(word: str) -> Mapping[str, Entry]:
+    return {"name": _NAME, **WORDS[word].known()}
+
+
+def _of_plan() -> Mapping[str, Entry]:
+    about = "The models by name, each a path or a path and dims; without it, `model` of the config is the only one."
+    return {
+        "models": Entry(Named(MODEL), about, "{student: student.pt2}"),
+        "instants": Entry(ListOf(InstantKind(), bare=False), "What the process does, in its order."),
+    }
+
+
+PLAN = Entry(Table(_of_plan, required=("instants",)), "A run of several instants in one process (docs/plan.md).")
+
+
+def plan_of(values: Mapping[str, Any], folder: str, model: ModelSource | None, below: Mapping[str, Any]) -> Plan:
+    """The plan of a config that has been read. `model` is that of the config, and `below` has the options of its
+    tables `train`, `infer` and `generate`.
+
+    Raises:
+        DocumentError: an instant names no model of the plan, or there are too many of them.
+    """
+    models = {name: _source(given, folder) for name, given in values.get("models", {}).items()}
+    if not models and model is not None:
+        models = {"model": model}
+    instants: list[Instant] = []
+    for word, table, node in values["instants"]:
+        _add(instants, word, table, node, models, below)
+    return Plan(models, tuple(instants))
+
+
+def _source(given: Any, folder: str) -> ModelSource:
+    path, dims = (given["path"], given.get("dims", {})) if isinstance(given, dict) else (given, {})
+    return ModelSource(architectures.below(folder, path), dims)
+
+
+def _add(
+    instants: list[Instant],
+    word: str,
+    table: dict[str, Any],
+    node: Node,
+    models: Mapping[str, ModelSource],
+    below: Mapping[str, Any],
+) -> None:
+    if word == "repeat":
+        once: list[Instant] = []
+        for inner_word, inner_table, inner_node in table.get("instants", ()):
+            _add(once, inner_word, inner_table, inner_node, models, below)
+        count = table.get("times", 1)
+        if len(instants) + count * len(once) > MOST_INSTANTS:
+            raise wrong(node, f"A plan has at most {MOST_INSTANTS:,} instants, repetitions included.", "Repeat less.")
+        for number in range(count):
+            instants += [replace(one, name=f"{one.name or one.word} {number + 1}") for one in once]
+        return
+    takes_model = "model" in WORDS[word].known()
+    name = table.get("model", next(iter(models), ""))
+    if takes_model and name not in models:
+        known = ", ".join(models) or "none: write `model: FILE` into the config, or `models:` into the plan"
+        what = f"{node.place}: no model '{name[:60]}' in this plan"
+        raise DocumentError(what, f"Its models: {known}.", "Correct the name.", UNKNOWN_KEY)
+    if takes_model and "model" not in table and len(models) > 1:
+        raise wrong(node, f"The plan has several models: {', '.join(models)}.", f"Add `model: {name}`.")
+    mode = WORDS[word].mode
+    own = {key: table[key] for key in table if key not in STEP and key not in DECODING}
+    options: dict[str, Any] = {}
+    if mode:
+        given = {key: value for key, value in table.items() if key not in own}
+        dims = {**models[name].dims, **below.get(mode, {}).get("dims", {}), **given.get("dims", {})}
+        options = {"mode": mode, **below.get(mode, {}), **given, **({"dims": dims} if dims else {})}
+    times = own.get("times", STEPS_OF_TRAINING if mode in ("train", "infer") else 1)
+    instants.append(Instant(word, name if takes_model else "", own.get("name", ""), times, options, own))

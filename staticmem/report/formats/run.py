@@ -1,0 +1,73 @@
+"""The memory of a run as a table for people, in a terminal and in Markdown, and as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from staticmem.report.formats import Format, csv_format
+from staticmem.report.markdown import escape, table
+from staticmem.report.run import InstantReport, RunReport
+from staticmem.report.text import PLAIN, Text, View, columns
+from staticmem.report.verdict import fit_lines, plural, with_article, worst_case
+
+
+def render(run: RunReport, view: View = PLAIN) -> str:
+    """The answer, a line for each instant, and what makes the run fit."""
+    answer, *reasons = verdict_lines(run, view)
+    if view.quiet:
+        return view.line(answer)
+    text = Text(view)
+    text.answer(answer, *reasons)
+    head, *lines = columns(list(_cells(run, view)), view.style, right=range(2, 7), optional=(6, 5))
+    text.lines += ["", view.style.paint(head, "bold"), *lines]
+    if run.changes:
+        text.heading("Fits with")
+        for change in run.changes:
+            text.add(f"  {change.does}: {view.size(change.device_bytes)}")
+    text.add_assumptions(run.assumed)
+    return text.end()
+
+
+def render_markdown(run: RunReport, view: View = PLAIN) -> str:
+    """The answer, and the table of instants."""
+    answer = escape(" ".join(verdict_lines(run, view)))
+    heads, *rows = [[escape(cell) for cell in row] for row in _cells(run, view)]
+    changes = "".join(f"\n- fits with {escape(one.does)}: {view.size(one.device_bytes)}" for one in run.changes)
+    assumed = "".join(f"\n- assumed: {escape(one)}" for one in run.assumed)
+    return f"**{answer}**\n\n{table(heads, rows)}\n{changes}{assumed}\n"
+
+
+def verdict_lines(run: RunReport, view: View) -> list[str]:
+    """Whether the run fits and what it needs, then where: a sentence each."""
+    out = next((one for one in run.instants if one.runs_out), None)
+    where = f"It needs the most in '{run.peak}'."
+    if out is not None:
+        after = f" after {plural(out.ran, 'step')}" if out.ran and out.times > 1 else ""
+        where = f"It runs out of memory in '{out.name}'{after}."
+    if run.gpu is None:
+        most = worst_case(run.device_bytes, run.device, None, view)
+        need = (
+            f"Needs {view.size(run.device_bytes)} of GPU memory{most}, on {with_article(run.card)}, which is assumed."
+        )
+        return [need, where]
+    return [*fit_lines(run.gpu, run.device_bytes, run.device, view), where]
+
+
+def _cells(run: RunReport, view: View) -> Iterator[list[str]]:
+    yield ["instant", "model", "live", "device", "at most", "left", "cached", ""]
+    for one in run.instants:
+        sizes = [one.live_bytes, one.device_bytes, one.device_high_bytes, one.left_bytes, one.cached_bytes]
+        name = f"{one.name} x {one.times}" if one.times > 1 else one.name
+        yield [name, one.model, *map(view.size, sizes), "runs out" if one.runs_out else ""]
+
+
+def csv_rows(run: RunReport) -> Iterator[Sequence[object]]:
+    """A header and a row for each instant."""
+    names = [field.name for field in fields(InstantReport)]
+    yield names
+    for one in run.instants:
+        yield [getattr(one, name) for name in names]
+
+
+FORMATS = (Format("table", "txt", render), csv_format(csv_rows), Format("md", "md", render_markdown))

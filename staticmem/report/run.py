@@ -1,0 +1,79 @@
+"""The memory of a run of several instants as frozen values.
+
+Field names are those of the JSON (`schemas/run-1.schema.json`). Bytes are integers. Within schema major 1, fields are
+only added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from staticmem.report.model import Band, GpuFit
+from staticmem.report.shown import Shown
+
+SCHEMA = "staticmem.run/1"
+
+
+@dataclass(frozen=True, slots=True)
+class InstantReport:
+    """One instant of a run. `does` is its word in the plan, `times` how many steps or batches it has.
+
+    The meters are peaks while it lasts: expected bytes, and the band of device memory. `left_bytes` are tensors that
+    are alive when it is over, `cached_bytes` what the allocator keeps free then. `retries` is how often the allocator
+    gave cached memory back meanwhile. `runs_out`: the card has not enough memory for it; then `ran` of its steps were
+    done before. Figures of instants behind that one are those of a card with enough memory.
+    """
+
+    name: str
+    does: str
+    model: str
+    times: int
+    live_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    device_low_bytes: int
+    device_high_bytes: int
+    left_bytes: int
+    cached_bytes: int
+    retries: int
+    runs_out: bool
+    ran: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunChange:
+    """A change of the plan after which the run fits, as it was replayed; `device_bytes` is its peak with that."""
+
+    does: str
+    device_bytes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RunReport(Shown):
+    """A run: its instants in order, and where its peaks are. `bands` are of the whole run, for each meter.
+
+    `gpu` is the verdict on the card; None: no card is named, and figures are those of an H100. `changes` are tried
+    where the run does not fit or is tight, the cheapest first. `points` are the timeline: for each, the number of the
+    instant and the bytes of allocated and of reserved memory, context apart (`context_bytes`), the peaks since the
+    point before.
+    """
+
+    kind: ClassVar[str] = "run"
+
+    schema: str
+    models: tuple[str, ...]
+    card: str
+    gpu: GpuFit | None
+    instants: tuple[InstantReport, ...]
+    live_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    context_bytes: int
+    device: Band
+    peak: str
+    changes: tuple[RunChange, ...] = ()
+    assumed: tuple[str, ...] = ()
+    points: tuple[tuple[int, ...], ...] = ()

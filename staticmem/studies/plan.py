@@ -1,0 +1,386 @@
+"""A plan: several instants of one process, each of which is the step of a study, replayed through one allocator.
+
+    plan -> a study for each kind of step -> one process (`allocators.run`) -> meters at every instant -> `RunReport`
+
+The usual step is the plan with one instant: its process has the same calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from staticmem.allocators.band import JITTERS, JITTERS_OF_LONG, LONG, JitteredSizes, jitters
+from staticmem.allocators.from_trace import Builder
+from staticmem.allocators.process import Process
+from staticmem.allocators.result import Replay
+from staticmem.allocators.run import MODEL, STATE, Run
+from staticmem.allocators.settings import ascending, parse_settings
+from staticmem.config.plan import CONCATENATED, NOTHING, WITH_STATE, WORDS, Instant, Plan
+from staticmem.devices.architectures import RUNS, Standing
+from staticmem.devices.kernels import KernelWorkspaces
+from staticmem.devices.meters import Device, capacity_of, replay_on, standing_on, sum_slack_of_caches, usable_on
+from staticmem.devices.sizing import Fit, Verdict, verdict
+from staticmem.errors import UsageError
+from staticmem.frontends.architectures import model_name
+from staticmem.report.model import Band as BandInfo
+from staticmem.report.run import SCHEMA, InstantReport, RunChange, RunReport
+from staticmem.scenario.request import request_of
+from staticmem.studies.device import device_of, gpu_fit
+from staticmem.studies.study import Study, key_of
+from staticmem.units import Band
+
+POINTS = 400  # of the timeline
+
+
+@dataclass
+class _Moment:
+    """An instant in the process: the indices of its first call, behind each of its steps, and behind its last call."""
+
+    instant: Instant
+    study: Study | None
+    start: int
+    steps: list[int] = field(default_factory=list)
+    end: int = 0
+
+
+@dataclass(frozen=True)
+class Played:
+    """A plan as it was played: the process, its instants, and the bytes of tensors alive behind each call."""
+
+    process: Process
+    moments: tuple[_Moment, ...]
+    live: Sequence[int]
+
+
+class PlanStudy:
+    """A plan on a card.
+
+    Raises:
+        StaticmemError: a model cannot be read, or a step of it cannot be analysed.
+    """
+
+    def __init__(self, plan: Plan, options: Mapping[str, Any], progress: Callable[[int, int], None] | None = None):
+        """`options` are of the card and its software (`Request`), for all instants."""
+        self.plan, self.options = plan, options
+        self.progress = progress or (lambda done, count: None)
+        self._opened: dict[str, Study] = {}
+        self._studies: dict[Any, Study] = {}
+        self._builders: dict[int, Builder] = {}
+        if not any(WORDS[one.word].mode for one in plan.instants):
+            why = "It has no step, evaluation or generation."
+            raise UsageError("the plan runs no model", why, "Add `step: {batch: 32}` to its instants.", "SM440")
+
+    @cached_property
+    def device(self) -> Device:
+        """The card, with the software of the request."""
+        first = next(one for one in self.plan.instants if WORDS[one.word].mode)
+        return device_of(self.study(first).request)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def study(self, instant: Instant) -> Study:
+        """The study of an instant's step."""
+        request = request_of({**self.options, **instant.options})
+        key = instant.model, key_of(request)
+        if key not in self._studies:
+            path = self.plan.models[instant.model].path
+            opened = self._opened.get(path)
+            study = Study.open(path, request) if opened is None else opened.ask(request)
+            self._opened.setdefault(path, study)
+            if study.result.trace.cuda_graphs:
+                what = f"'{instant.word}' of '{instant.model}' runs as CUDA graphs"
+                why = "The pool of CUDA graphs is replayed for one step alone."
+                raise UsageError(what, why, "Leave `compile_mode: reduce-overhead` out.", "SM441")
+            self._studies[key] = study
+        return self._studies[key]
+
+    def builder(self, study: Study) -> Builder:
+        key = id(study)
+        if key not in self._builders:
+            trace = study.result.trace
+            self._builders[key] = Builder(trace, KernelWorkspaces(trace, self.device.setup))
+        return self._builders[key]
+
+    def study_of_model(self, model: str, mode: str = "") -> Study:
+        """The study of the first step of a model, of one mode if any is asked for; of a model without a step an
+        inference."""
+        for one in self.plan.instants:
+            if one.model == model and WORDS[one.word].mode and mode in ("", WORDS[one.word].mode):
+                return self.study(one)
+        dims = self.plan.models[model].dims
+        return self.study(Instant("evaluate", model, options={"mode": "infer", **({"dims": dims} if dims else {})}))
+
+    # -- the process ---------------------------------------------------------------------------------------------
+
+    def play(self, instants: Sequence[Instant]) -> Played:
+        """The process of some instants."""
+        self._builders.clear()  # a builder is of one process
+        for number, one in enumerate(instants):
+            if WORDS[one.word].mode:
+                self.builder(self.study(one))
+            self.progress(number + 1, 2 * len(instants))
+        first = next(one for one in instants if WORDS[one.word].mode)
+        player = _Player(self, Run(self.builder(self.study(first))))
+        for one in instants:
+            player.play(one)
+        run = player.run
+        return Played(run.joined(), tuple(player.moments), run.live())
+
+    # -- the report ----------------------------------------------------------------------------------------------
+
+    def report(self) -> RunReport:
+        """The meters of every instant, the verdict, and what makes it fit."""
+        played = self.play(self.plan.instants)
+        meters = _Meters(self, played, self.device)
+        outcome = meters.verdict
+        changes: tuple[RunChange, ...] = ()
+        if outcome.fit in (Fit.DOES_NOT_FIT, Fit.TIGHT) and self.device.bounded:
+            changes = tuple(self._changes(meters))
+        paths = dict.fromkeys(model_name(source.path) for source in self.plan.models.values())
+        card = self.device.gpu
+        peak = max(meters.instants, key=lambda one: one.device_bytes)
+        return RunReport(
+            schema=SCHEMA,
+            models=tuple(paths),
+            card=card.name,
+            gpu=gpu_fit(card, outcome) if self.device.bounded else None,
+            instants=tuple(meters.instants),
+            live_bytes=max(one.live_bytes for one in meters.instants),
+            allocated_bytes=max(one.allocated_bytes for one in meters.instants),
+            reserved_bytes=max(one.reserved_bytes for one in meters.instants),
+            device_bytes=outcome.needed.expected,
+            context_bytes=meters.context.expected,
+            device=BandInfo(outcome.needed.low, outcome.needed.high),
+            peak=peak.name,
+            changes=changes,
+            assumed=tuple(self._assumed()),
+            points=tuple(meters.points()),
+        )
+
+    def _assumed(self) -> Iterator[str]:
+        if not self.device.bounded:
+            yield f"no GPU is named: the figures are those of a {self.device.gpu.name} (gpus: [NAME], or --gpu NAME)"
+        for study in self._studies.values():
+            for note in study._binding[1]:
+                yield f"{model_name(study.model.path)}: {note.text}"
+
+    def _changes(self, before: _Meters) -> Iterator[RunChange]:
+        """What makes the run fit, the cheapest first, as replayed."""
+        for does, instants, device in self._tries(before):
+            played = self.play(instants)
+            meters = _Meters(self, played, device)
+            if meters.verdict.fit is Fit.FITS or (
+                meters.verdict.fit is Fit.TIGHT and before.verdict.fit is Fit.DOES_NOT_FIT
+            ):
+                yield RunChange(does, meters.verdict.needed.expected)
+
+    def _tries(self, before: _Meters) -> Iterator[tuple[str, list[Instant], Device]]:
+        """Changes of the plan, with the instants that it has then, and the card with its settings."""
+        instants, at = list(self.plan.instants), before.worst
+        worst = instants[at]
+        if at:
+            emptied = [*instants[:at], Instant("empty_cache", ""), *instants[at:]]
+            yield f"torch.cuda.empty_cache() before '{before.instants[at].name}'", emptied, self.device
+        if not self.device.settings.expandable_segments:
+            settings = parse_settings("expandable_segments:True")
+            yield (
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                instants,
+                replace(self.device, settings=settings),
+            )
+        for model in self.plan.models:
+            if model != worst.model and any(one.model == model for one in instants[:at]):
+                asleep = Instant("sleep", model, own={"parts": WITH_STATE})
+                moved = [*instants[:at], asleep, worst, Instant("wake", model), *instants[at + 1 :]]
+                yield f"'{model}' on the CPU during '{before.instants[at].name}'", moved, self.device
+        batch = worst.options.get("batch")
+        if batch is None or batch == 1:
+            return
+        less: dict[str, Any] = {**worst.options, "batch": batch // 2}
+        what = f"batch {batch // 2}"
+        if worst.word == "step":
+            less["accumulate"] = 2 * worst.options.get("accumulate", 1)
+            what = f"micro-batches of {batch // 2} (accumulate {less['accumulate']})"
+        smaller = [replace(one, options=less) if one.options == worst.options else one for one in instants]
+        yield f"{what} in '{before.instants[at].name}'", smaller, self.device
+
+
+class _Player:
+    """Plays instants in a run."""
+
+    def __init__(self, plan: PlanStudy, run: Run) -> None:
+        self.plan, self.run = plan, run
+        self.moments: list[_Moment] = []
+        self.asleep: dict[str, dict[Any, int]] = {}
+
+    def play(self, instant: Instant) -> None:
+        study = self.plan.study(instant) if WORDS[instant.word].mode else None
+        moment = _Moment(instant, study, len(self.run.calls))
+        self.moments.append(moment)
+        act = self._steps if study is not None else getattr(self, f"_{instant.word}")
+        act(moment)
+        moment.end = len(self.run.calls)
+
+    def _steps(self, moment: _Moment) -> None:
+        instant, study = moment.instant, moment.study
+        assert study is not None
+        builder, trains = self.plan.builder(study), instant.word == "step"
+        in_function = not trains and instant.own.get("function", True)
+        loop = f"{instant.word} {instant.model}"
+        gather = instant.own.get("gather", NOTHING)
+        self._wake_up(instant.model)
+        for _ in range(instant.times):
+            self.run.step(builder, instant.model, loop)
+            if gather != NOTHING:
+                self.run.gather(loop, instant.own.get("gathered"), joins=gather == CONCATENATED)
+            moment.steps.append(len(self.run.calls))
+        if in_function:
+            self.run.end_loop(loop)
+
+    def _wake_up(self, model: str) -> None:
+        """A model that sleeps is moved back before it runs."""
+        if model in self.asleep:
+            self.run.bring_back(model, self.asleep.pop(model))
+
+    def _load(self, moment: _Moment) -> None:
+        model = moment.instant.model
+        if model not in self.run.lasting:
+            self.run.load(self.plan.builder(self.plan.study_of_model(model)), model)
+
+    def _save(self, moment: _Moment) -> None:
+        own, model = moment.instant.own, moment.instant.model
+        copies = own.get("copies", NOTHING)
+        ids = [] if copies == NOTHING else self.run.copy(model, _parts(copies))
+        if not own.get("stays", False):
+            self.run.release(ids)
+
+    def _resume(self, moment: _Moment) -> None:
+        model, parts = moment.instant.model, moment.instant.own.get("parts", WITH_STATE)
+        self._load(moment)
+        loaded = self.run.copy(model)
+        if parts == WITH_STATE:
+            loaded += self.run.copy(model, STATE)
+            self.run.adopt(self.plan.builder(self.plan.study_of_model(model, "train")), model)
+        self.run.release(loaded)
+
+    def _sleep(self, moment: _Moment) -> None:
+        model, parts = moment.instant.model, moment.instant.own.get("parts", "model")
+        gone = self.run.move_away(model, (*_parts(parts), "gradient"))
+        self.asleep[model] = {**self.asleep.get(model, {}), **gone}
+
+    def _wake(self, moment: _Moment) -> None:
+        self._wake_up(moment.instant.model)
+
+    def _end(self, moment: _Moment) -> None:
+        model = moment.instant.model
+        for loop in [name for name in self.run.loops if name.partition(" ")[2] == model]:
+            self.run.end_loop(loop)
+        self.run.move_away(model, (*MODEL, *STATE, "gradient"))
+
+    def _empty_cache(self, moment: _Moment) -> None:
+        self.run.empty_cache()
+
+
+def _parts(word: str) -> tuple[str, ...]:
+    return (*MODEL, *STATE) if word == WITH_STATE else MODEL
+
+
+class _Meters:
+    """What a card shows at every instant of a plan that was played."""
+
+    def __init__(self, plan: PlanStudy, played: Played, device: Device) -> None:
+        self.plan, self.played, self.device = plan, played, device
+        process = played.process
+        self.free = replay_on(process, replace(device, bounded=False), None)
+        self.nominal = self.free
+        self.pressed: Replay | None = None
+        self.context = device.setup.profile.overhead(device.gpu)
+        if device.bounded and self.free.peak_reserved + self.context.expected > usable_on(device):
+            self.pressed = replay_on(process, device, capacity_of(device))
+            if self.pressed.oom is None:
+                self.nominal = self.pressed
+        self._jittered = list(self._jitters())
+        self.instants = [self._instant(moment) for moment in played.moments]
+
+    def _jitters(self) -> Iterator[Replay]:
+        process, settings = self.played.process, self.device.settings
+        from staticmem.allocators.cuda_caching import simulate  # late: a single step with default settings needs none
+
+        total = self.device.gpu.usable if self.device.bounded else None
+        sizes = JitteredSizes(process)
+        count = JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG
+        for number, (scale, layout) in enumerate(jitters(count)):
+            yield simulate(process.served(sizes.scaled(scale, number + 1)), settings, total=total, layout=layout)
+        if process.bounds:
+            for most in (False, True):
+                yield simulate(process.served(process.bound(most)), settings, total=total, layout=ascending)
+
+    def _instant(self, moment: _Moment) -> InstantReport:
+        start, end = max(moment.start - 1, 0), max(moment.end, moment.start, 1)
+        allocated, reserved = self.nominal.peak_between(start, end)
+        band = self._band(moment, start, end, reserved)
+        last = end - 1
+        oom = self.pressed.oom if self.pressed is not None else None
+        runs_out = oom is not None and moment.start <= oom.time < moment.end
+        live = self.played.live[start:end] if self.played.live else [0]
+        instant = moment.instant
+        return InstantReport(
+            name=instant.name or instant.word,
+            does=instant.word,
+            model=instant.model,
+            times=instant.times,
+            live_bytes=max(live, default=0),
+            allocated_bytes=allocated,
+            reserved_bytes=reserved,
+            device_bytes=band.expected,
+            device_low_bytes=band.low,
+            device_high_bytes=band.high,
+            left_bytes=self.played.live[last] if self.played.live else 0,
+            cached_bytes=self.nominal._reserved[last] - self.nominal._allocated[last],
+            retries=0,
+            runs_out=runs_out,
+            ran=sum(oom is None or step <= oom.time for step in moment.steps),
+        )
+
+    def _band(self, moment: _Moment, start: int, end: int, reserved: int) -> Band:
+        """The device memory of an instant."""
+        peaks = [replay.peak_between(start, end)[1] for replay in self._jittered if replay.oom is None]
+        band = Band(min([reserved, *peaks]), reserved, max([reserved, *peaks]))
+        if moment.study is not None:
+            band = band.widened(*moment.study.spread).widened(0, sum_slack_of_caches(moment.study.result))
+        return band.plus_unrelated(self.context)
+
+    @cached_property
+    def worst(self) -> int:
+        """The number of the instant that runs out of memory, or needs the most."""
+        out = [number for number, one in enumerate(self.instants) if one.runs_out]
+        return out[0] if out else max(range(len(self.instants)), key=lambda at: self.instants[at].device_bytes)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        needs = self.instants
+        needed = Band(
+            max(one.device_low_bytes for one in needs),
+            max(one.device_bytes for one in needs),
+            max(one.device_high_bytes for one in needs),
+        )
+        return verdict(needed, usable_on(self.device), tight=self.nominal.retries > 0, standing=self._standing())
+
+    def _standing(self) -> Standing:
+        """Whether the card runs all steps."""
+        studies = {id(moment.study): moment.study for moment in self.played.moments if moment.study is not None}
+        standings = [standing_on(study.result, self.device) for study in studies.values()]
+        return next((s for s in standings if s.obstacle), next((s for s in standings if s.condition), RUNS))
+
+    def points(self) -> Iterator[tuple[int, int, int]]:
+        """The timeline, instant by instant."""
+        whole = max(len(self.played.process.calls), 1)
+        for number, moment in enumerate(self.played.moments):
+            count = max(1, min(POINTS * (moment.end - moment.start) // whole, moment.end - moment.start))
+            for part in range(count):
+                start = moment.start + part * (moment.end - moment.start) // count
+                end = moment.start + (part + 1) * (moment.end - moment.start) // count
+                yield (number, *self.nominal.peak_between(max(start - 1, 0), max(end, start, 1)))
