@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from staticmem.recording.export import export
     from staticmem.report.model import Report as Report
     from staticmem.studies.api import analyze, fit, levers, max_batch, max_dim
+    from staticmem.studies.plan import plan
     from staticmem.studies.sweep import sweep
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "levers",
     "max_batch",
     "max_dim",
+    "plan",
     "sweep",
 ]
 
@@ -35,6 +37,7 @@ _PLACES = {
     "analyze": "staticmem.studies.api",
     "Report": "staticmem.report.model",
     "sweep": "staticmem.studies.sweep",
+    "plan": "staticmem.studies.plan",
     "max_batch": "staticmem.studies.api",
     "max_dim": "staticmem.studies.api",
     "levers": "staticmem.studies.api",

@@ -17,5 +17,6 @@ def sampled(cases: Iterable[object], every: int) -> list[ParameterSet]:
 
 def _parameters(case: object, marks: pytest.MarkDecorator | tuple[()]) -> ParameterSet:
     if isinstance(case, ParameterSet):
-        return pytest.param(*case.values, marks=marks, id=case.id)
+        own = (*case.marks, marks) if marks else case.marks
+        return pytest.param(*case.values, marks=own, id=case.id)
     return pytest.param(*(case if type(case) is tuple else (case,)), marks=marks)

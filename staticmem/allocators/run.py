@@ -10,7 +10,7 @@ The three steps that `process_of_trace` makes are the run with one loop of three
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ from staticmem.engine.held_outputs import BEFORE
 
 STATE, MODEL = ("optimizer_state",), ("parameter", "buffer", "communication")
 OF_PARAMETERS = (*STATE, "gradient")
+_ELEMENT = 4  # bytes of a scalar, which takes the least block
 _Key: TypeAlias = "tuple[str, str, int]"  # category, name, and the how manieth buffer with that name
 
 
@@ -50,7 +51,7 @@ class Run:
         self.process = self.last = first
         first.marks.append(Mark(0, "setup", 0))
         self.lasting: dict[str, dict[_Key, int]] = {}
-        self.gradients: dict[str, list[int]] = {}  # of each model, which zero_grad() releases
+        self.gradients: dict[str, dict[str, int]] = {}  # of each model by name, which zero_grad() releases
         self.loops: dict[str, _Loop] = {}
         self.gathered: dict[str, list[int]] = {}
         self.builders: list[Builder | None] = [None]  # of each step, 0: of what comes before
@@ -93,7 +94,7 @@ class Run:
             self._bring_batch(builder, of_loop)
         left = _moved(of_loop, builder)
         if any(name == "backward" for name, _ in builder.trace.phases):  # zero_grad()
-            builder.calls += [~id for id in self.gradients.pop(model, ())]
+            builder.calls += [~id for id in self.gradients.pop(model, {}).values()]
         if not builder.previous:
             builder.calls += [~id for id in left.values()]
             left = {}
@@ -105,7 +106,8 @@ class Run:
         of_loop.builder = builder
         self._keep(builder, model)
         if gradients:
-            self.gradients[model] = gradients
+            names_of = builder.trace.buffers.names
+            self.gradients[model] = {names_of[builder.buffers[id]]: id for id in gradients}
 
     def end_loop(self, loop: str) -> None:
         """The function of a loop returns, with its variables."""
@@ -120,9 +122,9 @@ class Run:
         of_loop, kept = self.loops[loop], self.gathered.setdefault(loop, [])
         ids = [of_loop.left[buffer] for buffer in _outputs(of_loop.builder) if buffer in of_loop.left]
         sizes = self.process.sizes
-        if joins:
-            before = sum(sizes[id] for id in kept)
-            whole = self.take(before + (sum(sizes[id] for id in ids) if nbytes is None else nbytes), "gathered outputs")
+        if joins and kept:
+            more = sum(sizes[id] for id in ids) if nbytes is None else nbytes
+            whole = self.take(sum(sizes[id] for id in kept) + more, "gathered outputs")
             self.release(kept)
             self.gathered[loop] = [whole]
             return
@@ -141,35 +143,56 @@ class Run:
     def release(self, ids: Iterable[int]) -> None:
         self.calls.extend([~id for id in ids])
 
-    def copy(self, model: str, categories: Sequence[str] = MODEL) -> list[int]:
-        """Allocates a copy of what a model has of some categories, one tensor at a time; gives the ids."""
-        sizes = self.process.sizes
-        names = [key for key in self.lasting.get(model, {}) if key[0] in categories]
-        return [self.take(sizes[self.lasting[model][key]], f"copy of {key[1]}") for key in names]
-
-    def move_away(self, model: str, categories: Sequence[str] = (*MODEL, "gradient")) -> dict[_Key, int]:
-        """Releases what a model has of some categories, as `model.to("cpu")` does; gives the bytes of each."""
+    def copy(self, model: str, categories: Sequence[str] = MODEL, deep: bool = False) -> list[int]:
+        """Allocates a copy of what a model has of some categories, one tensor at a time; gives the ids. `deep`: by
+        `copy.deepcopy`, which makes a tensor of one element beside each storage (`Tensor.__deepcopy__` of
+        torch/_tensor.py)."""
         names, sizes = self.lasting.get(model, {}), self.process.sizes
-        gone = {key: names.pop(key) for key in list(names) if key[0] in categories}
+        copies = []
+        for key in [key for key in names if key[0] in categories]:
+            copies.append(self.take(sizes[names[key]], f"copy of {key[1]}"))
+            if deep:
+                self.release([self.take(_ELEMENT, "deepcopy")])
+        return copies
+
+    def move_away(self, model: str, categories: Sequence[str] = MODEL) -> dict[_Key, int]:
+        """Releases what a model has of some categories, as `model.to("cpu")` does; with parameters their gradients go.
+        Gives the bytes of each."""
+        names, sizes = self.lasting.get(model, {}), self.process.sizes
+        gone: dict[_Key, int] = {}
+        gradients = self.gradients.pop(model, {}) if "parameter" in categories else {}
+        for key in [key for key in names if key[0] in categories]:
+            gone[key] = names.pop(key)
+            of_it = f"{key[1]}.grad"
+            if of_it in gradients:
+                gone["gradient", of_it, 0] = gradients.pop(of_it)
+        gone |= {("gradient", name, 0): id for name, id in gradients.items()}
         self.release(gone.values())
-        if "gradient" in categories:
-            self.release(self.gradients.pop(model, ()))
         if not names:
             self.lasting.pop(model, None)
         return {key: sizes[id] for key, id in gone.items()}
 
-    def bring_back(self, model: str, gone: dict[_Key, int]) -> None:
-        """Allocates again what was moved away, tensor by tensor."""
-        names = self.lasting.setdefault(model, {})
-        names.update({key: self.take(nbytes, key[1]) for key, nbytes in gone.items()})
+    def bring_back(self, model: str, gone: Mapping[_Key, int]) -> None:
+        """Allocates again what was moved away, in the same order."""
+        names, gradients = self.lasting.setdefault(model, {}), self.gradients.setdefault(model, {})
+        for key, nbytes in gone.items():
+            id = self.take(nbytes, key[1])
+            if key[0] == "gradient":
+                gradients[key[1]] = id
+            else:
+                names[key] = id
 
-    def adopt(self, builder: Builder, model: str) -> None:
-        """The state that a checkpoint brings to an optimizer which has none."""
-        self._go_on(builder)
-        names = self.lasting.setdefault(model, {})
-        for buffer, key in _named(builder.state):
-            if key not in names:
-                names[key] = builder.new(buffer.nbytes, buffer.id, buffer.kernel, False)
+    def resume(self, builder: Builder, model: str, with_state: bool) -> None:
+        """Loads a checkpoint to the GPU beside the model, as torch.load does with map_location. The model copies what
+        it is given; the optimizer takes the loaded tensors, and lets go of those that it had."""
+        loaded = self.copy(model)
+        if with_state:
+            self._go_on(builder)
+            names = self.lasting.setdefault(model, {})
+            state = {key: builder.new(b.nbytes, b.id, b.kernel, False) for b, key in _named(builder.state)}
+            self.release([names[key] for key in state if key in names])
+            names.update(state)
+        self.release(loaded)
 
     def empty_cache(self) -> None:
         """`torch.cuda.empty_cache()`."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from staticmem.cli.flags import add_verb
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
-from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
-
-if TYPE_CHECKING:
-    from staticmem.report.run import RunReport
 
 FORMATS = Formats("run")
 
@@ -40,19 +36,11 @@ def add_plan(verbs: Any) -> None:
 def plan(args: argparse.Namespace) -> int:
     """The exit code: 1 where the run does not fit the GPU."""
     chosen = chosen_format(args, FORMATS)
-    from staticmem.config.discover import settings as read_settings  # late: --help needs no engine
-    from staticmem.studies.plan import PlanStudy
+    from staticmem.config.discover import settings  # late: --help needs no engine
+    from staticmem.studies.plan import study_of_config
 
-    config = read_settings(args.config, search=args.config is None)
-    if config.plan is None:
-        what = f"{config.file or 'the config'} has no plan" if config.file else "no config with a plan"
-        why, hint = "A plan says what a process does, one instant after the other.", "See 'staticmem init --plan'."
-        raise UsageError(what, why, hint, "SM442")
-    options = dict(config.options)
-    card = args.gpu or next(iter(config.gpus), None)
-    if card is not None:
-        options["gpu"] = card
+    config = settings(args.config, search=args.config is None)
     with Progress("instants", args.quiet, "reading models and running their steps") as bar:
-        report: RunReport = PlanStudy(config.plan, options, bar.update).report()
+        report = study_of_config(config, args.gpu, bar.update).report()
     emit(report, chosen, args)
     return 1 if report.gpu is not None and report.gpu.fit in ("does not fit", "cannot run it") else 0

@@ -14,7 +14,7 @@ from staticmem.cli.output import add_debug, check_target, say, write_atomically
 from staticmem.errors import UsageError
 
 SCHEMA_NAME = "staticmem.schema.json"
-SCHEMAS = ("report", "config", "sweep", "levers", "sizing", "fit", "why", "snapshot-diff", "session")
+SCHEMAS = ("report", "config", "sweep", "levers", "sizing", "fit", "run", "why", "snapshot-diff", "session")
 SHELLS = ("bash", "zsh", "tcsh")
 
 INIT = """\
@@ -38,6 +38,7 @@ def add_init(verbs: Any) -> None:
     about = "the model that the config names (default: model.pt2)"
     parser.add_argument("model", metavar="MODEL", nargs="?", help=about)
     parser.add_argument("-o", "--output", metavar="FILE", default="staticmem.yaml", help="default: staticmem.yaml")
+    parser.add_argument("--plan", action="store_true", help="a run of several instants ('staticmem plan' reads it)")
     parser.add_argument("--force", action="store_true", help="overwrite")
     add_debug(parser)
 
@@ -60,11 +61,12 @@ def add_completion(verbs: Any) -> None:
 
 def init(args: argparse.Namespace) -> int:
     from staticmem.config.root import schema  # late: `staticmem --help` imports this module
-    from staticmem.config.template import template
+    from staticmem.config.template import plan_template, template
     from staticmem.report.schema import dumps
 
+    text = plan_template if args.plan else template
     if args.output == "-":
-        sys.stdout.write(template(args.model or "model.pt2", f"./{SCHEMA_NAME}"))
+        sys.stdout.write(text(args.model or "model.pt2", f"./{SCHEMA_NAME}"))
         return 0
     if args.model is not None and not os.path.exists(args.model):
         hint = "Check the path. Without a model, init writes a config for model.pt2, which you replace."
@@ -80,7 +82,7 @@ def init(args: argparse.Namespace) -> int:
     model = args.model or "model.pt2"
     if args.model is not None and folder and not os.path.isabs(model):
         model = os.path.relpath(model, folder)
-    write_atomically(args.output, template(model, f"./{SCHEMA_NAME}"))
+    write_atomically(args.output, text(model, f"./{SCHEMA_NAME}"))
     say(f"Wrote {args.output} and {beside}")
     return 0
 

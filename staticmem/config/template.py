@@ -6,21 +6,54 @@ import json
 from collections.abc import Iterable, Mapping
 
 from staticmem.config.fields import GENERATION, INFERENCE, SOFTWARE, TRAINING, Entry
+from staticmem.config.plan import WORDS
 
 _IN_USE = {"batch": "32", "optimizer": "adam"}
 _WIDTH = 44  # column of the comments
 
 
-def template(model: str, schema: str) -> str:
-    """The text of a config for a model; `schema` is where the editor finds the JSON Schema."""
-    quoted = model if model.isascii() and all(c.isalnum() or c in "._-/" for c in model) else json.dumps(model)
+def plan_template(model: str, schema: str) -> str:
+    """The text of a config with a plan: a run of one model, with the other words of a plan as comments."""
     lines = [
+        *_head(model, schema),
+        "train: {batch: 32, optimizer: adamw}        # Options of every `step`.",
+        "infer: {batch: 64}                          # Options of every `evaluate`.",
+        "",
+        _line(0, "gpus", "[24GB]", "Does the run fit it?"),
+        "",
+        "plan:                                       # What the process does, in this order (docs/plan.md).",
+        "  instants:",
+        "    - step",
+        "    - evaluate: {times: 10, gather: list}   # Outputs of all batches stay on the GPU.",
+        "    - save: {copies: none}",
+        "    - step",
+        *_commented(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _commented() -> Iterable[str]:
+    """Every word of a plan as a comment, with its sentence."""
+    for word, known in WORDS.items():
+        yield _line(0, f"    # - {word}", "{...}" if known.known() else "", known.about)
+
+
+def _head(model: str, schema: str) -> list[str]:
+    quoted = model if model.isascii() and all(c.isalnum() or c in "._-/" for c in model) else json.dumps(model)
+    return [
         f"# yaml-language-server: $schema={schema}",
         "# What staticmem analyses. Flags of the command line override this file; every key is in docs/config.md.",
         "version: 1",
         "",
         _line(0, "model", quoted, "An .onnx or .pt2 file, from this file's folder."),
         "",
+    ]
+
+
+def template(model: str, schema: str) -> str:
+    """The text of a config for a model; `schema` is where the editor finds the JSON Schema."""
+    lines = [
+        *_head(model, schema),
         "train:                                      # or infer: an inference",
         *_entries({**INFERENCE, **TRAINING}),
         "",
@@ -48,6 +81,8 @@ def template(model: str, schema: str) -> str:
         "",
         "# budgets:                                  # Limits of memory, for gates.",
         "#   - {metric: device, limit: 40 GiB, level: error}",
+        "",
+        "# plan:                                     # A run of several instants: `staticmem init --plan`.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -20,9 +20,9 @@ class InstantReport:
     """One instant of a run. `does` is its word in the plan, `times` how many steps or batches it has.
 
     The meters are peaks while it lasts: expected bytes, and the band of device memory. `left_bytes` are tensors that
-    are alive when it is over, `cached_bytes` what the allocator keeps free then. `retries` is how often the allocator
-    gave cached memory back meanwhile. `runs_out`: the card has not enough memory for it; then `ran` of its steps were
-    done before. Figures of instants behind that one are those of a card with enough memory.
+    are alive when it is over, `cached_bytes` what the allocator keeps free then, and `returned_bytes` what it gave back
+    to the driver meanwhile. `runs_out`: the card has not enough memory for it; then `ran` of its steps were done
+    before, and all figures are those of a card with enough memory.
     """
 
     name: str
@@ -37,7 +37,7 @@ class InstantReport:
     device_high_bytes: int
     left_bytes: int
     cached_bytes: int
-    retries: int
+    returned_bytes: int
     runs_out: bool
     ran: int
 
@@ -57,7 +57,8 @@ class RunReport(Shown):
     `gpu` is the verdict on the card; None: no card is named, and figures are those of an H100. `changes` are tried
     where the run does not fit or is tight, the cheapest first. `points` are the timeline: for each, the number of the
     instant and the bytes of allocated and of reserved memory, context apart (`context_bytes`), the peaks since the
-    point before.
+    point before. `retries` is how often the allocator gave cached memory back to have enough, `returned_bytes` how
+    much.
     """
 
     kind: ClassVar[str] = "run"
@@ -77,3 +78,5 @@ class RunReport(Shown):
     changes: tuple[RunChange, ...] = ()
     assumed: tuple[str, ...] = ()
     points: tuple[tuple[int, ...], ...] = ()
+    retries: int = 0
+    returned_bytes: int = 0

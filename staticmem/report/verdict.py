@@ -338,11 +338,17 @@ def with_article(name: str) -> str:
 
 def returned_text(device: model.DeviceInfo | None, view: View) -> str:
     """What PyTorch has to free so that the step fits, as a sentence; empty where that is nothing."""
-    if device is None or not device.retries:
+    if device is None:
         return ""
-    times = {1: "once", 2: "twice"}.get(device.retries, f"{device.retries:,} times")
-    freed = view.size(device.returned_bytes)
-    return f"It fits only because PyTorch frees {freed} of cached memory ({times} in the three steps replayed)."
+    return freed_text(device.retries, device.returned_bytes, "the three steps replayed", view)
+
+
+def freed_text(retries: int, returned: int, meanwhile: str, view: View) -> str:
+    """How often, and how many bytes, PyTorch frees so that something fits; empty where it frees nothing."""
+    if not retries:
+        return ""
+    times = {1: "once", 2: "twice"}.get(retries, f"{retries:,} times")
+    return f"It fits only because PyTorch frees {view.size(returned)} of cached memory ({times} in {meanwhile})."
 
 
 def largest_of(report: model.Report) -> model.LargestSize | None:

@@ -7,6 +7,7 @@ The usual step is the plan with one instant: its process has the same calls.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,11 +19,14 @@ from staticmem.allocators.process import Process
 from staticmem.allocators.result import Replay
 from staticmem.allocators.run import MODEL, STATE, Run
 from staticmem.allocators.settings import ascending, parse_settings
+from staticmem.config.config import Config, of_node
+from staticmem.config.discover import read
 from staticmem.config.plan import CONCATENATED, NOTHING, WITH_STATE, WORDS, Instant, Plan
 from staticmem.devices.architectures import RUNS, Standing
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.devices.meters import Device, capacity_of, replay_on, standing_on, sum_slack_of_caches, usable_on
 from staticmem.devices.sizing import Fit, Verdict, verdict
+from staticmem.documents import of_plain
 from staticmem.errors import UsageError
 from staticmem.frontends.architectures import model_name
 from staticmem.report.model import Band as BandInfo
@@ -158,6 +162,8 @@ class PlanStudy:
             changes=changes,
             assumed=tuple(self._assumed()),
             points=tuple(meters.points()),
+            retries=meters.nominal.retries,
+            returned_bytes=meters.nominal.returned,
         )
 
     def _assumed(self) -> Iterator[str]:
@@ -247,28 +253,26 @@ class _Player:
 
     def _load(self, moment: _Moment) -> None:
         model = moment.instant.model
+        self._wake_up(model)
         if model not in self.run.lasting:
             self.run.load(self.plan.builder(self.plan.study_of_model(model)), model)
 
     def _save(self, moment: _Moment) -> None:
         own, model = moment.instant.own, moment.instant.model
         copies = own.get("copies", NOTHING)
-        ids = [] if copies == NOTHING else self.run.copy(model, _parts(copies))
+        ids = [] if copies == NOTHING else self.run.copy(model, _parts(copies), deep=True)
         if not own.get("stays", False):
             self.run.release(ids)
 
     def _resume(self, moment: _Moment) -> None:
         model, parts = moment.instant.model, moment.instant.own.get("parts", WITH_STATE)
         self._load(moment)
-        loaded = self.run.copy(model)
-        if parts == WITH_STATE:
-            loaded += self.run.copy(model, STATE)
-            self.run.adopt(self.plan.builder(self.plan.study_of_model(model, "train")), model)
-        self.run.release(loaded)
+        mode = "train" if parts == WITH_STATE else ""
+        self.run.resume(self.plan.builder(self.plan.study_of_model(model, mode)), model, parts == WITH_STATE)
 
     def _sleep(self, moment: _Moment) -> None:
         model, parts = moment.instant.model, moment.instant.own.get("parts", "model")
-        gone = self.run.move_away(model, (*_parts(parts), "gradient"))
+        gone = self.run.move_away(model, _parts(parts))
         self.asleep[model] = {**self.asleep.get(model, {}), **gone}
 
     def _wake(self, moment: _Moment) -> None:
@@ -278,7 +282,7 @@ class _Player:
         model = moment.instant.model
         for loop in [name for name in self.run.loops if name.partition(" ")[2] == model]:
             self.run.end_loop(loop)
-        self.run.move_away(model, (*MODEL, *STATE, "gradient"))
+        self.run.move_away(model, (*MODEL, *STATE))
 
     def _empty_cache(self, moment: _Moment) -> None:
         self.run.empty_cache()
@@ -340,7 +344,9 @@ class _Meters:
             device_high_bytes=band.high,
             left_bytes=self.played.live[last] if self.played.live else 0,
             cached_bytes=self.nominal._reserved[last] - self.nominal._allocated[last],
-            retries=0,
+            returned_bytes=sum(
+                -event.change for event in self.nominal.segment_events if start < event.time < end and event.change < 0
+            ),
             runs_out=runs_out,
             ran=sum(oom is None or step <= oom.time for step in moment.steps),
         )
@@ -351,7 +357,10 @@ class _Meters:
         band = Band(min([reserved, *peaks]), reserved, max([reserved, *peaks]))
         if moment.study is not None:
             band = band.widened(*moment.study.spread).widened(0, sum_slack_of_caches(moment.study.result))
-        return band.plus_unrelated(self.context)
+        needed = band.plus_unrelated(self.context)
+        if not self.device.bounded or (self.pressed is not None and self.pressed.oom is not None):
+            return needed
+        return needed.at_most(usable_on(self.device))  # what does not fail takes no more
 
     @cached_property
     def worst(self) -> int:
@@ -384,3 +393,35 @@ class _Meters:
                 start = moment.start + part * (moment.end - moment.start) // count
                 end = moment.start + (part + 1) * (moment.end - moment.start) // count
                 yield (number, *self.nominal.peak_between(max(start - 1, 0), max(end, start, 1)))
+
+
+def plan(source: str | os.PathLike[str] | Mapping[str, Any], gpu: str | None = None) -> RunReport:
+    """The memory of a run of several instants in one process.
+
+    Args:
+        source: a config with `plan:`, as a path or as the mapping that its YAML would be.
+        gpu: a card by name or size; without it the first of the config's `gpus`.
+
+    Raises:
+        StaticmemError: the config has no plan, or a step of it cannot be analysed.
+    """
+    if isinstance(source, Mapping):
+        config = of_node(of_plain(dict(source), "plan()", ""), "")
+    else:
+        config = read(os.fspath(source))
+    return study_of_config(config, gpu).report()
+
+
+def study_of_config(config: Config, gpu: str | None, progress: Callable[[int, int], None] | None = None) -> PlanStudy:
+    """The plan of a config on a card, or on the first of those that it names.
+
+    Raises:
+        UsageError: it has no plan.
+    """
+    if config.plan is None:
+        what = f"{config.file} has no plan" if config.file else "no config with a plan"
+        why, hint = "A plan says what a process does, one instant after the other.", "See 'staticmem init --plan'."
+        raise UsageError(what, why, hint, "SM442")
+    card = gpu or next(iter(config.gpus), None)
+    options = {**config.options, **({"gpu": card} if card is not None else {})}
+    return PlanStudy(config.plan, options, progress)

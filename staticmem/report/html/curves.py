@@ -15,11 +15,13 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 118, 14, 34
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Bytes at each point of the axis, None where there are none; `cls` is the class that colours it."""
+    """Bytes at each point of the axis, None where there are none; `cls` is the class that colours it. `dots`: its
+    points are marked, each with its bytes."""
 
     cls: str
     name: str
     values: Sequence[int | None]
+    dots: bool = True
 
 
 def curve(
@@ -55,7 +57,7 @@ def curve(
         dots = [(x(at), y(n), label, n) for at, label, n in zip(xs, labels, line.values, strict=True) if n is not None]
         points = " ".join(f"{across:.1f},{height:.1f}" for across, height, _, _ in dots)
         parts.append(f'<polyline class="curve {esc(line.cls)}" points="{points}"/>')
-        for across, height, label, n in dots:
+        for across, height, label, n in dots if line.dots else ():
             place = f'cx="{across:.1f}" cy="{height:.1f}" r="3"'
             sentence = esc(f"{line.name} at {label}: {view.size(n)}")
             parts.append(f'<circle class="dot {esc(line.cls)}" {place}><title>{sentence}</title></circle>')
@@ -95,7 +97,7 @@ def _axis(xs: Sequence[float], labels: Sequence[str], x: Callable[[float], float
     free = -1e9
     for at, label in zip(xs, labels, strict=True):
         place = x(at)
-        if place - free >= 26:  # names that would touch are left out
+        if label and place - free >= 26:  # names that would touch are left out
             parts.append(f'<text class="x" x="{place:.1f}" y="{HEIGHT - BOTTOM + 18}">{esc(label)}</text>')
-            free = place
+            free = place + 6 * max(len(label) - 4, 0)
     return "".join(parts)

@@ -1,0 +1,162 @@
+"""Plans: what an instant leaves for the next, verdicts, changes, errors of configs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import staticmem
+from staticmem.allocators.from_trace import Builder, process_of_trace
+from staticmem.allocators.run import Run
+from staticmem.devices.kernels import KernelWorkspaces
+from staticmem.errors import StaticmemError
+from staticmem.report.run import RunReport
+from staticmem.studies import Request, Study
+
+ROOT = Path(__file__).parents[2]
+RESNET, MOBILENET = str(ROOT / "models" / "resnet18.pt2"), str(ROOT / "models" / "mobilenet_v2.pt2")
+MIB = 2**20
+PARAMETERS = 11_689_512 * 4  # bytes of ResNet-18's
+
+
+def run_of(*instants: Any, **more: Any) -> RunReport:
+    config = {"version": 1, "model": RESNET, "train": {"batch": 8, "optimizer": "adam"}, "infer": {"batch": 8}}
+    return staticmem.plan({**config, **more, "plan": {"instants": list(instants)}})
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"optimizer": "adam"},
+    {"optimizer": "sgd", "momentum": 0.9, "zero_grad": "after-forward"},
+    {"optimizer": "adagrad", "set_to_none": False},
+    {"optimizer": "adamw", "amp": "bf16", "accumulate": 2, "outputs": "dropped"},
+    {},
+    {"outputs": "dropped"},
+]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+def test_a_run_of_three_steps_has_the_calls_of_the_step(options: dict[str, Any]) -> None:
+    study = Study.open(RESNET, Request(batch=4, **options))
+    trace = study.result.trace
+    workspaces = KernelWorkspaces(trace, study.device.setup)
+    alone, builder = process_of_trace(trace, workspaces), Builder(trace, workspaces)
+    run = Run(builder)
+    for _ in range(3):
+        run.step(builder, "model", "loop")
+    joined = run.joined()
+    assert (joined.calls, joined.sizes, joined.marks) == (alone.calls, alone.sizes, alone.marks)
+    assert max(run.live()) == study.lifetimes.peak_bytes
+
+
+def test_a_plan_of_one_step_is_the_step() -> None:
+    report = run_of("step", gpus=["l4"])
+    alone = staticmem.analyze(RESNET, batch=8, optimizer="adam", gpu="l4")
+    peak = alone.peak
+    assert report.live_bytes == peak.live_bytes
+    assert (report.allocated_bytes, report.reserved_bytes) == (peak.allocated_bytes, peak.reserved_bytes)
+    assert (report.device_bytes, report.context_bytes) == (peak.device_bytes, peak.context_bytes)
+    assert report.gpu is not None
+    assert alone.gpu is not None
+    assert (report.gpu.fit, report.gpu.usable_bytes) == (alone.gpu.fit, alone.gpu.usable_bytes)
+
+
+def test_an_evaluation_between_steps_has_gradients_and_state() -> None:
+    report = run_of("step", "evaluate")
+    alone = run_of("evaluate")
+    batch = 8 * 3 * 224 * 224 * 4
+    outputs = 8 * 1000 * 4 + (-8 * 1000 * 4) % 512
+    # beside its own peak: gradients and both moments of Adam, the batch with its labels, outputs and loss of the loop
+    more = report.instants[1].live_bytes - alone.instants[0].live_bytes
+    rounded = 62 * 512  # each of ResNet-18's 62 parameters is whole blocks
+    assert 0 <= more - (3 * PARAMETERS + batch + outputs + 512 + 512) < 3 * rounded + 512
+
+
+def test_gathered_outputs_grow_with_every_batch() -> None:
+    plain, listed = run_of("evaluate"), run_of({"evaluate": {"gather": "list", "times": 5}})
+    outputs = 32_256  # 8 x 1000 x 4 bytes in whole blocks
+    assert plain.instants[0].times == 3
+    assert listed.live_bytes - plain.live_bytes == 3 * outputs  # 4 batches before the last, of which one was held anyway
+    named = run_of({"evaluate": {"gather": "concat", "times": 4, "gathered": "64 MiB"}})
+    # the new list of all batches is made beside the one of those before
+    assert named.live_bytes >= (4 + 3) * 64 * MIB
+
+
+def test_a_copy_of_the_model_is_gone_after_the_save_unless_it_stays() -> None:
+    report = run_of("step", {"save": {"copies": "model"}}, {"save": {"copies": "model", "stays": True}})
+    step, gone, stays = report.instants
+    assert gone.left_bytes == step.left_bytes
+    assert PARAMETERS < stays.left_bytes - step.left_bytes < PARAMETERS + 2**17  # with statistics, in whole blocks
+    assert run_of("step", "save").instants[1].live_bytes == step.left_bytes
+
+
+def test_a_model_that_sleeps_takes_its_gradients_along_and_wakes_for_its_step() -> None:
+    asleep = run_of("step", "sleep", "step").instants
+    assert asleep[0].left_bytes - asleep[1].left_bytes > 2 * PARAMETERS
+    assert asleep[2].live_bytes == asleep[0].live_bytes
+    everything = run_of("step", {"sleep": {"parts": "all"}}).instants[1]
+    assert everything.left_bytes < asleep[1].left_bytes - 2 * PARAMETERS
+
+
+def test_repeated_instants_are_written_out() -> None:
+    report = run_of({"repeat": {"times": 2, "instants": ["step", "evaluate"]}})
+    assert [one.name for one in report.instants] == ["step 1", "evaluate 1", "step 2", "evaluate 2"]
+    assert report.instants[2].live_bytes == report.instants[0].live_bytes
+
+
+def test_several_models_keep_their_own_parameters() -> None:
+    plan = {
+        "models": {"a": RESNET, "b": RESNET},
+        "instants": [{"load": "a"}, {"load": "b"}, {"step": {"model": "a", "batch": 2, "optimizer": "sgd"}}],
+    }
+    first, second, step = staticmem.plan({"version": 1, "plan": plan}).instants
+    assert second.left_bytes == 2 * first.left_bytes
+    alone = staticmem.analyze(RESNET, batch=2, optimizer="sgd").peak.live_bytes
+    assert step.live_bytes == alone + first.left_bytes
+
+
+def test_what_does_not_fit_says_where_and_what_makes_it_fit() -> None:
+    instants = ["step", {"evaluate": {"batch": 512, "times": 4, "name": "validation"}}]
+    report = run_of(*instants, gpus=["3GiB"])
+    assert report.gpu is not None
+    assert report.gpu.fit == "does not fit"
+    assert [one.runs_out for one in report.instants] == [False, True]
+    assert report.instants[1].ran == 0
+    assert "'validation'" in str(report)
+    assert [change.does for change in report.changes] == ["batch 256 in 'validation'"]
+    assert report.changes[0].device_bytes < 3 * 1024 * MIB
+    smaller = run_of("step", {"evaluate": {"batch": 256, "times": 4}}, gpus=["3GiB"])
+    assert report.changes[0].device_bytes == smaller.device_bytes
+
+
+ERRORS: list[tuple[Any, str]] = [
+    ({"instants": [{"stop": {}}]}, "SM194"),
+    ({"instants": [{"step": {"optimiser": "adam"}}]}, "SM194"),
+    ({"instants": [{"step": {"model": "other"}}]}, "SM194"),
+    ({"instants": [{"save": {"copies": "some"}}]}, "SM195"),
+    ({"instants": [{"repeat": {"times": 20_000, "instants": ["step"]}}]}, "SM195"),
+    ({"instants": ["empty_cache"]}, "SM440"),
+    ({}, "SM194"),
+]
+
+
+@pytest.mark.parametrize(("plan", "code"), ERRORS, ids=str)
+def test_errors_name_what_is_wrong(plan: Any, code: str) -> None:
+    with pytest.raises(StaticmemError) as caught:
+        staticmem.plan({"version": 1, "model": RESNET, "plan": plan})
+    assert caught.value.code == code
+    assert caught.value.hint
+
+
+def test_a_config_without_a_plan_is_an_error() -> None:
+    with pytest.raises(StaticmemError) as caught:
+        staticmem.plan({"version": 1, "model": RESNET})
+    assert caught.value.code == "SM442"
+
+
+def test_cuda_graphs_are_refused() -> None:
+    step = {"step": {"compile": True, "compile_mode": "reduce-overhead"}}
+    with pytest.raises(StaticmemError) as caught:
+        run_of(step)
+    assert caught.value.code == "SM441"
