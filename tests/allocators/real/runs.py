@@ -49,9 +49,7 @@ def random_plan(draw: random.Random) -> dict[str, Any]:
             one |= {"times": draw.randint(1, 4), "gather": draw.choice(("none", "list", "concat")), **sizes}
         elif word == "save":
             one |= {"copies": draw.choice(("model", "all")), "stays": draw.random() < 0.3}
-        elif word == "sleep":
-            one |= {"parts": draw.choice(("model", "all"))}
-        elif word == "resume":
+        elif word in ("sleep", "resume"):
             one |= {"parts": draw.choice(("model", "all"))}
         if word in ("save", "sleep", "resume") and (name not in trained or name in asleep):
             continue

@@ -77,7 +77,7 @@ def test_gathered_outputs_grow_with_every_batch() -> None:
     plain, listed = run_of("evaluate"), run_of({"evaluate": {"gather": "list", "times": 5}})
     outputs = 32_256  # 8 x 1000 x 4 bytes in whole blocks
     assert plain.instants[0].times == 3
-    assert listed.live_bytes - plain.live_bytes == 3 * outputs  # 4 batches before the last, of which one was held anyway
+    assert listed.live_bytes - plain.live_bytes == 3 * outputs  # of 4 batches one was held anyway
     named = run_of({"evaluate": {"gather": "concat", "times": 4, "gathered": "64 MiB"}})
     # the new list of all batches is made beside the one of those before
     assert named.live_bytes >= (4 + 3) * 64 * MIB
