@@ -128,8 +128,10 @@ class Builder:
                 self.previous.add(buffer.id)
         self.model, self.state = model_to_order(model), _order_as_created(state)
         # what the optimizer's constructor makes, and what its first step does, with gradients that stay
-        self.early = [b for b in self.state if b.name.endswith(STATE_IN_CONSTRUCTOR)]
-        self.late = [*self.gradients, *(b for b in self.state if b not in self.early)]
+        self.early: list[Buffer] = []
+        self.late = list(self.gradients)
+        for buffer in self.state:
+            (self.early if buffer.name.endswith(STATE_IN_CONSTRUCTOR) else self.late).append(buffer)
         self.persistent = {b.id for b in (*model, *self.inputs, *state, *self.gradients)}
         self.grows = grows(trace, [b.id for b in model])
         self.script = self._script()

@@ -20,7 +20,7 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from staticmem.allocators.process import Process
+from staticmem.allocators.process import STEPS, Process
 from staticmem.allocators.settings import (
     LARGE_SEGMENT,
     MIN_BLOCK,
@@ -319,7 +319,8 @@ class LargePool:
     def __init__(self, process: Process, nominal: Outline | None, growth: float) -> None:
         """`growth` is the largest factor of sizes that any replay asks for. Without a nominal replay the peaks are of
         the large pool alone."""
-        last = process.before_repetition[0]
+        end = len(process.calls)
+        last = end if process.whole else next((mark.event for mark in process.marks if mark.step == STEPS), end)
         self.ids = large_ids(process, growth)
         numbers = [-1] * len(process.sizes)
         for number, id in enumerate(self.ids):
@@ -348,7 +349,9 @@ class LargePool:
 
 def large_ids(process: Process, growth: float) -> tuple[int, ...]:
     """The ids of a `LargePool`."""
-    count = process.before_repetition[1]
+    starts = process.origins.starts
+    repeats = len(starts) > STEPS and not process.whole
+    count = starts[STEPS] if repeats else len(process.sizes)  # before the last of three steps
     most = list(process.sizes[:count])
     for bands in (process.bounds, process.strays):
         for id, (_, high) in bands.items():

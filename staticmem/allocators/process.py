@@ -113,14 +113,6 @@ class Process:
     whole: bool = False
 
     @cached_property
-    def before_repetition(self) -> tuple[int, int]:
-        """How many calls, and how many ids, come before the last of three steps, which repeats the second."""
-        starts = self.origins.starts
-        if self.whole or len(starts) <= STEPS:
-            return len(self.calls), len(self.sizes)
-        return next(mark.event for mark in self.marks if mark.step == STEPS), starts[STEPS]
-
-    @cached_property
     def events(self) -> tuple[Event, ...]:
         """The calls as events, for `simulate`."""
         return self.served(self.sizes)

@@ -40,7 +40,7 @@ class Word:
     its step has; empty where it runs no step."""
 
     about: str
-    known: Callable[[], Mapping[str, Entry]]
+    keys_of: Callable[[], Mapping[str, Entry]]
     mode: str = ""
 
 
@@ -148,21 +148,21 @@ class InstantKind:
         if word not in WORDS:
             table = Table(lambda: {name: Entry(Text(""), about.about) for name, about in WORDS.items()})
             table.read(node)  # raises, with what is known
-        if isinstance(inner.value, str) and "model" in WORDS[word].known():
+        if isinstance(inner.value, str) and "model" in WORDS[word].keys_of():
             return word, {"model": inner.value}, node
         return word, Table(lambda: _keys(word)).read(inner), node
 
     def schema(self) -> dict[str, Any]:
-        words = {}
+        kinds = {}
         for word, about in WORDS.items():
             inner = {"type": "object"} if word == "repeat" else Table(lambda word=word: _keys(word)).schema()  # type: ignore[misc]
-            words[word] = {"description": about.about, "anyOf": [{"type": ["string", "null"]}, inner]}
-        one = {"type": "object", "properties": words, "additionalProperties": False, "maxProperties": 1}
+            kinds[word] = {"description": about.about, "anyOf": [{"type": ["string", "null"]}, inner]}
+        one = {"type": "object", "properties": kinds, "additionalProperties": False, "maxProperties": 1}
         return {"anyOf": [{"enum": list(WORDS)}, one]}
 
 
 def _keys(word: str) -> Mapping[str, Entry]:
-    return {"name": _NAME, **WORDS[word].known()}
+    return {"name": _NAME, **WORDS[word].keys_of()}
 
 
 def _of_plan() -> Mapping[str, Entry]:
@@ -215,7 +215,7 @@ def _add(
         for number in range(count):
             instants += [replace(one, name=f"{one.name or one.word} {number + 1}") for one in once]
         return
-    takes_model = "model" in WORDS[word].known()
+    takes_model = "model" in WORDS[word].keys_of()
     name = table.get("model", next(iter(models), ""))
     if takes_model and name not in models:
         known = ", ".join(models) or "none: write `model: FILE` into the config, or `models:` into the plan"

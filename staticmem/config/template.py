@@ -34,8 +34,8 @@ def plan_template(model: str, schema: str) -> str:
 
 def _commented() -> Iterable[str]:
     """Every word of a plan as a comment, with its sentence."""
-    for word, known in WORDS.items():
-        yield _line(0, f"    # - {word}", "{...}" if known.known() else "", known.about)
+    for word, meaning in WORDS.items():
+        yield _line(0, f"    # - {word}", "{...}" if meaning.keys_of() else "", meaning.about)
 
 
 def _head(model: str, schema: str) -> list[str]:

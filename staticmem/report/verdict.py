@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from staticmem.frontends.architectures import model_name
 from staticmem.liveness.why import short
 from staticmem.report import model
 from staticmem.report.text import PLAIN, View
 from staticmem.scenario.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from staticmem.report.run import RunReport
 
 OPTIMIZER_NAMES = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adagrad": "Adagrad"}
 CATEGORY_NAMES = {"optimizer_state": "optimizer state"}
@@ -336,19 +340,15 @@ def with_article(name: str) -> str:
     return f"{'an' if word[:1] in ('AEFHILMNORSX' if spelled else 'AEIO') else 'a'} {name}"
 
 
-def returned_text(device: model.DeviceInfo | None, view: View) -> str:
-    """What PyTorch has to free so that the step fits, as a sentence; empty where that is nothing."""
-    if device is None:
+def returned_text(
+    device: model.DeviceInfo | RunReport | None, view: View, meanwhile: str = "the three steps replayed"
+) -> str:
+    """What PyTorch has to free so that it fits, as a sentence; empty where that is nothing."""
+    if device is None or not device.retries:
         return ""
-    return freed_text(device.retries, device.returned_bytes, "the three steps replayed", view)
-
-
-def freed_text(retries: int, returned: int, meanwhile: str, view: View) -> str:
-    """How often, and how many bytes, PyTorch frees so that something fits; empty where it frees nothing."""
-    if not retries:
-        return ""
-    times = {1: "once", 2: "twice"}.get(retries, f"{retries:,} times")
-    return f"It fits only because PyTorch frees {view.size(returned)} of cached memory ({times} in {meanwhile})."
+    times = {1: "once", 2: "twice"}.get(device.retries, f"{device.retries:,} times")
+    freed = view.size(device.returned_bytes)
+    return f"It fits only because PyTorch frees {freed} of cached memory ({times} in {meanwhile})."
 
 
 def largest_of(report: model.Report) -> model.LargestSize | None:

@@ -9,7 +9,7 @@ from staticmem.report.formats import Format, csv_format
 from staticmem.report.markdown import escape, table
 from staticmem.report.run import InstantReport, RunReport
 from staticmem.report.text import PLAIN, Text, View, columns
-from staticmem.report.verdict import fit_lines, freed_text, plural, with_article, worst_case
+from staticmem.report.verdict import fit_lines, plural, returned_text, with_article, worst_case
 
 
 def render(run: RunReport, view: View = PLAIN) -> str:
@@ -51,7 +51,7 @@ def verdict_lines(run: RunReport, view: View) -> list[str]:
             f"Needs {view.size(run.device_bytes)} of GPU memory{most}, on {with_article(run.card)}, which is assumed."
         )
         return [need, where]
-    freed = freed_text(run.retries, run.returned_bytes, "the run", view)
+    freed = returned_text(run, view, "the run")
     return [*fit_lines(run.gpu, run.device_bytes, run.device, view, freed), where]
 
 
