@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 from staticmem.allocators.process import (
@@ -133,7 +134,7 @@ class Builder:
         for buffer in self.state:
             (self.early if buffer.name.endswith(STATE_IN_CONSTRUCTOR) else self.late).append(buffer)
         self.persistent = {b.id for b in (*model, *self.inputs, *state, *self.gradients)}
-        self.grows = grows(trace, [b.id for b in model])
+        self.grows = grows(trace, map(attrgetter("id"), model))
         self.script = self._script()
 
     # -- one step ------------------------------------------------------------------------------------------------

@@ -218,9 +218,9 @@ def _add(
     takes_model = "model" in WORDS[word].keys_of()
     name = table.get("model", next(iter(models), ""))
     if takes_model and name not in models:
-        known = ", ".join(models) or "none: write `model: FILE` into the config, or `models:` into the plan"
+        listed = ", ".join(models) or "none: write `model: FILE` into the config, or `models:` into the plan"
         what = f"{node.place}: no model '{name[:60]}' in this plan"
-        raise DocumentError(what, f"Its models: {known}.", "Correct the name.", UNKNOWN_KEY)
+        raise DocumentError(what, f"Its models: {listed}.", "Correct the name.", UNKNOWN_KEY)
     if takes_model and "model" not in table and len(models) > 1:
         raise wrong(node, f"The plan has several models: {', '.join(models)}.", f"Add `model: {name}`.")
     mode = WORDS[word].mode
