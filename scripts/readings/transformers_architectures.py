@@ -28,6 +28,7 @@ VIDEO_CLASSIFICATION AUDIO_CLASSIFICATION CTC OBJECT_DETECTION UNIVERSAL_SEGMENT
 LAYERS = re.compile(r"(?!num_(feat_extract|conv))(num_.*layers?|n_layers?|.*_layers|num_.*blocks|depth)$")
 TIMEOUT = 90.0  # seconds of one architecture
 LAYERS_KEPT = 2
+NOT_BUILT = "its default config builds no model:"  # which is no model that somebody has
 STAGES = ("out_features", "out_indices", "_out_features", "_out_indices")
 
 
@@ -90,6 +91,8 @@ def tried(kind: str, name: str) -> dict[str, str]:
             break
         except Exception as error:
             reason = said(error)
+            if getattr(error, "kind", "") == "run" and "cannot be recorded" not in reason:
+                reason = f"{NOT_BUILT} {reason}"
     else:
         return {"inference": reason, "training": reason}
     from staticmem.frontends.recorded import RecordedModel
@@ -175,10 +178,11 @@ def main() -> int:
             with open(args.state, "a", encoding="utf-8") as file:
                 file.write(json.dumps({"type": kind, **done[kind]}) + "\n")
     listed = {kind: done[kind] for kind, _ in chosen if kind in done}
+    models = [one for one in listed.values() if not one["inference"].startswith(NOT_BUILT)]
     for title in ("inference", "training"):
-        answered = sum(not one[title] for one in listed.values())
-        share = answered / max(len(listed), 1)
-        print(f"{title}: {answered} of {len(listed)} ({share:.1%}); {len(chosen) - len(listed)} left")
+        answered = sum(not one[title] for one in models)
+        share = answered / max(len(models), 1)
+        print(f"{title}: {answered} of {len(models)} ({share:.1%}); {len(chosen) - len(listed)} left")
     if args.page:
         Path(args.page).write_text(page(listed), "utf-8")
     return 0
@@ -205,13 +209,16 @@ def page(listed: dict[str, dict[str, str]]) -> str:
     """The page of those that are not answered, by their reasons."""
     import transformers
 
+    whole, tried_of = len(listed), len(architectures())
+    listed = {kind: one for kind, one in listed.items() if not one["inference"].startswith(NOT_BUILT)}
     counts = {title: sum(not one[title] for one in listed.values()) for title in ("inference", "training")}
     made = "python scripts/readings/transformers_architectures.py --state FILE --page docs/generated/transformers.md"
     text = (
-        f"Of {len(listed)} architectures that have a config, {counts['inference']} are answered for inference and "
-        f"{counts['training']} for training, each with its default config (of two layers where that builds). "
-        "These are not:"
+        f"Of {tried_of} architectures {whole} were tried, and {len(listed)} of these have a default config that builds "
+        f"a model: {counts['inference']} are answered for inference and {counts['training']} for training, each with "
+        "its default config (of two layers where that builds). These are not:"
     )
+    answered = ", ".join(kind for kind, one in listed.items() if not one["inference"] and not one["training"])
     lines = [
         "# Architectures of transformers", "", f"Made by `{made}`, with transformers {transformers.__version__}.", "",
         text, "", "| type | class | inference | training |", "|---|---|---|---|",
@@ -224,6 +231,7 @@ def page(listed: dict[str, dict[str, str]]) -> str:
     reasons = [one["inference"] or one["training"] for one in listed.values()]
     common = Counter(re.sub(r"'[^']*'|[0-9]+", "…", reason)[:60] for reason in reasons if reason)
     print(*(f"{count} {text}" for text, count in common.most_common(12)), sep="\n", file=sys.stderr)
+    lines += ["", f"Answered: {answered}."]
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,8 @@ from staticmem.recording.model_inputs import ModelInputs
 # inputs that are no labels by their names, and have a loss computed
 _ALSO = re.compile(r"^(start_positions|end_positions|bool_masked_pos|future_values|return_loss)$|_labels?$")
 _CLASSIFIES = re.compile(r"(Sequence|Image|Audio|Video)Classification$")
+# heads that have a label for each token; the documentation of some is that of a classifier (T5)
+_OF_TOKENS = re.compile(r"(LM|LMHeadModel|ConditionalGeneration|PreTraining|TokenClassification)$")
 _BOXES = 8  # of an example: those of an image of COCO are some seven (Lin et al. 2014, 7.7 instances)
 _NOTHING = Documented("", None, True)
 _RETURNS_LOSS = "return_loss"
@@ -65,7 +67,7 @@ def _sides_of_labels(inputs: ModelInputs) -> Sides:
     if name.endswith("SemanticSegmentation"):
         sides = inputs.built.kwargs["pixel_values"].shape[2:]
         return [inputs.batch, *zip(("height", "width"), sides, strict=True)]
-    if told.kind != "list" and (sides := inputs.sides("labels")):
+    if not _OF_TOKENS.search(name) and told.kind != "list" and (sides := inputs.sides("labels")):
         return sides
     return [inputs.batch, inputs.targets()]
 

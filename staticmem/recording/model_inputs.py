@@ -260,8 +260,11 @@ class ModelInputs:
 
     # -- rules of inputs whose sizes the documentation does not have, or has wrong ------------------------------------
 
-    def _ids(self) -> Sides | None:
-        return None if self.told.get("input_ids", _NOTHING).sizes else [self.batch, self.tokens]
+    def _ids(self) -> Sides:
+        """The tokens; what is said of them is taken where it has their length (of some classes it is another's)."""
+        said = self.told.get("input_ids", _NOTHING).sizes or ()
+        sides = self.sides("input_ids") if any(_MEANS.get(word.lower()) == TOKENS for word in said[-1:]) else None
+        return sides or [self.batch, self.tokens]
 
     def _pixels(self) -> Sides:
         """A batch of images."""

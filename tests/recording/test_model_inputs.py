@@ -132,6 +132,22 @@ class ForSequenceClassification(ForTokens):
     pass
 
 
+class ForMaskedLM(Base):
+    """Its documentation is that of another head, as of DistilBERT and T5."""
+
+    def forward(self, input_ids: Any, labels: Any = None) -> Any:
+        """
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch_size, num_choices)`):
+            labels (`torch.LongTensor` of shape `(batch_size,)`, *optional*):
+        """
+        return input_ids
+
+
+class ForMultipleChoice(ForMaskedLM):
+    pass
+
+
 class ForAnswers(Base):
     def forward(self, input_ids: Any, start_positions: Any = None, end_positions: Any = None) -> Any:
         """
@@ -152,6 +168,8 @@ class ForPairs(Base):
     [
         (ForTokens, {"labels": ("batch", "seq")}),
         (ForSequenceClassification, {"labels": ("batch",)}),
+        (ForMaskedLM, {"labels": ("batch", "seq")}),
+        (ForMultipleChoice, {"labels": ("batch",)}),
         (ForAnswers, {"start_positions": ("batch",), "end_positions": ("batch",)}),
         (ForPairs, {"return_loss": True}),
     ],
@@ -160,6 +178,7 @@ def test_labels_are_those_of_the_head(cls: type[Base], expected: dict[str, Any])
     inputs = inputs_of(cls)
     add_labels(inputs, None)
     built = inputs.built
+    assert shape(built, "input_ids") == ("batch", "seq")
     got = {n: v if v is True else shape(built, n) for n, v in built.kwargs.items() if n != "input_ids"}
     assert got == expected
     assert built.of_mode == dict.fromkeys(expected, True)
