@@ -256,68 +256,12 @@ def config_of(text: bytes | str, path: str) -> dict[str, Any]:
         why = "It has no 'model_type', by which transformers knows an architecture."
         hint = "Give the config.json of a model of transformers, an .onnx or a .pt2 file."
         raise ModelFileError(f"{path} is no config of a model", why, hint, "SM145")
-    for key, value in _items(content):
+    for key, value in all_items(content):
         _check(path, key, value)
     return {key: _without_runs(value) for key, value in content.items() if key not in _OF_RUNS}
 
 
-PACKING = "quantization_config"
-_WHOLE = ("fp8", "mxfp4", "compressed-tensors", "fbgemm_fp8")  # methods with a word for it: dequantize, run_compressed
-
-
-def packing_of(content: dict[str, Any], path: str, dequantize: bool) -> tuple[dict[str, Any], str, str]:
-    """A config without what it says of packed weights, the type of `--quantize` that they have, empty where they are
-    whole, and the type in which products of 4 bits run (empty: the default of bitsandbytes).
-
-    `dequantize`: they are loaded whole.
-
-    Raises:
-        ModelFileError: they are packed in a way that is not built (SM147).
-    """
-    packing = content.get(PACKING) or next((v[PACKING] for v in content.values() if _has_packing(v)), None)
-    if not packing:
-        return content, "", ""
-    whole_config: dict[str, Any] = {key: _without_packing(value) for key, value in content.items() if key != PACKING}
-    if not isinstance(packing, dict):
-        packing = {}
-    method = str(packing.get("quant_method") or "")[:40]
-    of_bitsandbytes = method == "bitsandbytes" or packing.get("load_in_4bit") or packing.get("load_in_8bit")
-    what = f"{path}: a model that is not built"
-    if not of_bitsandbytes:
-        if dequantize and method in _WHOLE:
-            return whole_config, "", ""
-        why = f"Its weights are packed by {method or 'a method that it does not name'}, whose layers are not built."
-        hint = "Remove 'quantization_config' from a copy of it, for the model as it was before it was quantised."
-        if method in _WHOLE:
-            hint = "dequantize=yes is the model as transformers loads it whole."
-        raise ModelFileError(what, why, hint, "SM147")
-    if dequantize:
-        return whole_config, "", ""
-    left_out = packing.get("llm_int8_skip_modules") or []
-    if any(name != "lm_head" for name in left_out):
-        why = f"'llm_int8_skip_modules' leaves {str(left_out)[:100]} whole, and only the output head is left so here."
-        hint = "Remove 'quantization_config' from a copy of it, and give --quantize: all linear layers are packed then."
-        raise ModelFileError(what, why, hint, "SM147")
-    if packing.get("load_in_8bit"):
-        return whole_config, "int8", str(content.get("dtype") or content.get("torch_dtype") or "float16")
-    kind = str(packing.get("bnb_4bit_quant_type") or "fp4")  # the default of BitsAndBytesConfig
-    if kind not in ("nf4", "fp4"):
-        raise ModelFileError(what, f"'bnb_4bit_quant_type' is '{kind[:20]}'.", "It is nf4 or fp4.", "SM147")
-    compute = str(packing.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
-    return whole_config, kind + ("-dq" if packing.get("bnb_4bit_use_double_quant") else ""), compute
-
-
-def _has_packing(content: Any) -> bool:
-    return isinstance(content, dict) and bool(content.get(PACKING))
-
-
-def _without_packing(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _without_packing(value) for key, value in content.items() if key != PACKING}
-    return content
-
-
-def _items(content: Any) -> Iterator[tuple[str, Any]]:
+def all_items(content: Any) -> Iterator[tuple[str, Any]]:
     """All keys with their values, at any depth; items of lists under the key of the list."""
     stack: list[tuple[str, Any]] = [("", content)]
     while stack:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -133,8 +134,14 @@ def _of_file(path: str) -> list[Tensor]:
 
 
 def loaded_dtype(tensors: Iterable[Tensor]) -> str | None:
-    """The dtype that transformers loads in where the config has none: that of the first weight of floating type.
+    """The dtype in which a model is loaded where the config has none: of those that a model can be in, the one with the
+    most bytes of the checkpoint. Weights in 8 bits and fewer are not loaded in their type, and their scales are small.
 
-    Source: transformers 5.24, modeling_utils.py, `_get_dtype`, `get_state_dict_dtype`.
+    transformers takes that of the first floating weight, by name (5.24, modeling_utils.py, `_get_dtype`,
+    `get_state_dict_dtype`), and takes all others to have the same.
     """
-    return next((TORCH[tensor.dtype] for tensor in tensors if tensor.dtype in TORCH), None)
+    sizes = Counter[str]()
+    for tensor in tensors:
+        if tensor.dtype in TORCH:
+            sizes[TORCH[tensor.dtype]] += tensor.size
+    return sizes.most_common(1)[0][0] if sizes else None

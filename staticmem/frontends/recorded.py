@@ -96,6 +96,8 @@ class RecordedModel:
                 fields.text(name): fields.boolean(training)
                 for name, training in fields.mapping(self.document.get("inputs_of_mode", {})).items()
             }
+            packed = fields.mapping(self.document.get("packed", {}))
+            self.packed = {fields.text(name): fields.size(numbers) for name, numbers in packed.items()}
             self.own_loss, self.unlabelled = self._own_loss(), self._unlabelled()
             self.branches = _branches(fields.items(self.document.get("decided", [])))
             self.sizes = traced_sizes.of_content(self.document["sizes"])
@@ -114,6 +116,13 @@ class RecordedModel:
         if size not in self.symbols:
             raise ValueError(f"an input has the size {size!r}, which is no symbol")
         return fields.text(size)
+
+    def with_packed(self, parameter: Parameter) -> Parameter:
+        """A tensor that the model owns; a packed one keeps its type, is not trained, and holds so many numbers."""
+        numbers = self.packed.get(parameter.fqn)
+        if numbers is None:
+            return parameter
+        return replace(parameter, trainable=False, cast=False, packed=numbers)
 
     def _own_loss(self) -> str:
         """What reports say of a loss that the recording has, of labels that go in; "" where it has none."""
@@ -349,7 +358,7 @@ class _Program:
             value = Value(prefix + fqn, _dtype(dtype), self.shape(shape))
             self.names.append(value.name)
             alias = owned[fields.size(same)].value.name if fields.integer(same) >= 0 else None
-            owned.append(Parameter(value, fqn, fields.boolean(requires_grad), alias))
+            owned.append(self.model.with_packed(Parameter(value, fqn, fields.boolean(requires_grad), alias)))
         return tuple(owned)
 
     def kept(self, rows: Sequence[Any]) -> tuple[tuple[Value, str], ...]:

@@ -52,6 +52,7 @@ float8_e4m3fn = DType("float8_e4m3fn", 8, "float")
 float8_e4m3fnuz = DType("float8_e4m3fnuz", 8, "float")
 float8_e5m2 = DType("float8_e5m2", 8, "float")
 float8_e5m2fnuz = DType("float8_e5m2fnuz", 8, "float")
+float8_e8m0fnu = DType("float8_e8m0fnu", 8, "float")
 complex64 = DType("complex64", 64, "complex")
 complex128 = DType("complex128", 128, "complex")
 complex32 = DType("complex32", 32, "complex")
@@ -77,7 +78,7 @@ ALL = {
     d.name: d
     for d in (
         float64, float32, float16, bfloat16, float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz,
-        complex64, complex128, complex32, int64, int32, int16, int8, uint8, uint16, uint32, uint64,
+        float8_e8m0fnu, complex64, complex128, complex32, int64, int32, int16, int8, uint8, uint16, uint32, uint64,
         int4, uint4, int2, uint2, float4_e2m1, bool_, string,
     )
 }  # fmt: skip

@@ -16,16 +16,16 @@ from collections.abc import Sequence
 
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
-from staticmem.eager.strides import contiguous_strides
+from staticmem.eager.strides import contiguous_strides, numel
 from staticmem.eager.tensor import Tensor
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ops.casts import to_copy
 from staticmem.ops.linear import product_flops, rows_of
 from staticmem.ops.pointwise import grad_of
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
 from staticmem.ops.views import contiguous, reshape
-from staticmem.units import round_up
+from staticmem.units import Band, round_up
 
 FUSED_ROWS = 4  # `_GEMM_4BIT_CUSTOM_FLOOR_M`: up to so many rows one kernel reads the packed weight on every card
 
@@ -176,3 +176,123 @@ def linear_int4(
     if input.dtype is not dtypes.bfloat16:
         return e.empty(shape, input.dtype, kernel="aten._to_copy.default")
     return e.alias(out, shape, (*contiguous_strides((*input.shape[:-1], tiles))[:-1], 1))
+
+
+# -- layers that are recorded with the packed weights of a checkpoint (`recording.packed_layers`) --------------------
+#
+# Sources: transformers 5.24, integrations/finegrained_fp8.py (`fp8_linear`, `FP8LinearFunction`,
+# `FP8GroupedMatmulFunction`, `_dequantize_fp8_weight`) and deepgemm.py (`deepgemm_fp8_fp4_linear`); kernels-community,
+# finegrained-fp8 (matmul.py, grouped.py: nothing but the result) and gpt-oss-triton-kernels (matmul_ogs.py,
+# `init_allocation`; routing.py); gptqmodel 7.7, nn_modules/qlinear/marlin.py and torch.py.
+
+WHOLE_AT_ONCE = 1 << 30  # bytes of experts that are unpacked together: `dequant_budget_bytes`
+_FP8_LINEAR, _WORD_LINEAR = "packed.fp8_linear", "packed.word_linear"
+_MADE_WHOLE = ("gptq-torch",)  # whose products read the whole weight in any case
+
+
+@rule("packed::linear", kinds=("product",), flops=product_flops(0))
+@scoped
+def packed_linear(
+    e: Eager,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    beside: Sequence[Tensor],
+    features: Sequence[int],
+    kernel: str,
+) -> Tensor:
+    """The result alone where a kernel reads the packed weight, to which a bias is added in place.
+
+    In training the layers of fp8 save packed tensors, and make the weight in the backward. Those of GPTQ and AWQ make
+    it in the forward, as no fused kernel of gptqmodel trains (`SUPPORTS_TRAINING`): GPTQ in PyTorch's code, where
+    autograd saves it, AWQ for a moment, and again in the backward (`AwqGemmFn`).
+    """
+    columns, rows = features
+    of_blocks, of_gptq = kernel.startswith("fp8"), kernel.startswith("gptq")
+    trains = e.needs_grad(input)
+    whole = None
+    if kernel in _MADE_WHOLE or (trains and not of_blocks):
+        whole = e.empty((columns, rows), input.dtype, kernel="packed.dequantize")
+    name = _FP8_LINEAR if of_blocks else _WORD_LINEAR
+    name = "aten.mm.default" if whole is not None else name
+    e.kernel(name)
+    out = e.empty((*input.shape[:-1], rows), input.dtype)
+    e.empty((0, columns), input.dtype)  # no memory: the workspace of the kernel reads it
+
+    def by_input(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        if of_blocks:
+            unpacked(e, (rows, columns), beside[0].shape, grad.dtype)
+        elif not of_gptq:
+            e.empty((columns, rows), input.dtype, kernel="packed.dequantize")
+        return e.empty(input.shape, grad.dtype, kernel="aten.mm.default")
+
+    saved = [whole] if of_gptq else [weight, beside[0]]
+    return e.record("PackedLinearBackward", out, [input], [Formula((0,), by_input)], saved)
+
+
+def unpacked(e: Eager, shape: tuple[int, ...], scale: Sequence[int], dtype: DType) -> Tensor:
+    """`_dequantize_fp8_weight`: the scales in the type of the gradient, and repeated for the rows of their blocks."""
+    e.empty(scale, dtype, kernel="aten._to_copy.default")
+    weight = e.empty(shape, dtype, kernel="aten._to_copy.default")
+    if len(scale) > 1:
+        e.empty((*shape[:-1], scale[-1]), dtype, kernel="aten.repeat_interleave.self_int")
+    return weight
+
+
+@workspace(_FP8_LINEAR, results=2)
+def quantized_input(call: KernelCall) -> list[Temporary]:
+    """DeepGEMM reads a copy of its input in 8 bits, with a float32 for 128 numbers; it runs on Hopper and Blackwell
+    where a CUDA toolkit is installed (`is_deepgemm_loadable`), else the kernel rounds the input as it reads it."""
+    numbers = _inputs(call)
+    return [Temporary(Band(0, 0, numbers + 4 * -(-numbers // GROUP)), "input in 8 bits")]
+
+
+@workspace(_WORD_LINEAR, results=2)
+def whole_weight(call: KernelCall) -> list[Temporary]:
+    """The weight, where gptqmodel has not compiled Marlin and takes its code in PyTorch or Triton."""
+    out, inner = call.results
+    return [Temporary(Band(0, 0, out.shape[-1] * inner.shape[-1] * out.dtype.itemsize), "unpacked weight")]
+
+
+def _inputs(call: KernelCall) -> int:
+    out, inner = call.results
+    return numel(out.shape[:-1]) * inner.shape[-1]
+
+
+@rule("packed::grouped", kinds=("product",), flops=product_flops(0))
+@scoped
+def packed_grouped(e: Eager, input: Tensor, weight: Tensor, scale: Tensor, offsets: Tensor) -> Tensor:
+    """Rows of experts by their packed weights. The backward unpacks as many experts at once as are in 1 GiB."""
+    experts, rows, columns = weight.shape
+    out = e.empty((input.shape[0], rows), input.dtype, kernel="packed.grouped")
+
+    def by_input(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
+        grad = grad_of(grads)
+        if not grad.is_contiguous:
+            contiguous(e, grad)
+        together = min(experts, max(1, WHOLE_AT_ONCE // (rows * columns * grad.dtype.itemsize)))
+        result = e.empty(input.shape, grad.dtype, kernel="aten.new_zeros.default") if together < experts else None
+        unpacked(e, (together, rows, columns), (together, *scale.shape[1:]), grad.dtype)
+        product = e.empty(input.shape, grad.dtype, kernel="aten._grouped_mm.default")
+        return product if result is None else result
+
+    return e.record("PackedGroupedBackward", out, [input], [Formula((0,), by_input)], [weight, scale, offsets])
+
+
+@rule("packed::experts", kinds=("product",))
+@scoped
+def packed_experts(
+    e: Eager, input: Tensor, logits: Tensor, up: Sequence[Tensor], down: Sequence[Tensor], sizes: Sequence[int]
+) -> Tensor:
+    """Experts of mxfp4: indices of the rows that go to each, the gated product, and the rows of all experts before they
+    are added for each token, in one buffer with the result where the kernel scatters them itself (`fused_scatter`)."""
+    experts, chosen, width = sizes
+    rows = input.shape[0] * chosen
+    e.empty((rows,), logits.dtype, kernel="packed.routing")
+    for _ in range(2):  # where each row is from, and where it goes
+        e.empty((rows,), dtypes.int32, kernel="packed.routing")
+    e.empty((experts,), dtypes.int32, kernel="packed.routing")
+    e.empty((rows, width), input.dtype, kernel="packed.matmul_ogs")
+    e.empty((rows, input.shape[1]), input.dtype, kernel="packed.matmul_ogs")
+    return e.empty(input.shape, input.dtype, kernel="packed.matmul_ogs")

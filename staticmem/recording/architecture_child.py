@@ -115,6 +115,7 @@ def _recorded_once(built: Built, options: Mapping[str, Any], as_given: bool) -> 
         document = record_it(built.module, built.args, kwargs, axes=axes, loop=Loop(begin=built.begin))
         document["unlabelled"] = error.why
     told = {"use_cache": built.uses_cache, "own_loss": document["loss"]}
+    told |= {"packed": built.packed, "stored": built.stored}
     return {**document, **{key: value for key, value in told.items() if value}}
 
 
@@ -169,20 +170,31 @@ def _transformers(job: Mapping[str, Any]) -> Built:
     whole, options = _read_config(job["config"]), job["options"]
     cls, config = _head(transformers, whole, options.get("head"))
     dtype = getattr(torch, options["dtype"]) if "dtype" in options else _dtype_of(config, whole)
+    if job.get("packing", {}).get("quant_method") == "awq" and dtype is torch.bfloat16:
+        dtype = torch.float16  # quantizers/quantizer_awq.py, `update_dtype`
     chosen = {"attn_implementation": options.get("attention"), "dtype": dtype}
     given = {name: value for name, value in chosen.items() if value is not None}
     model = _on_meta(lambda: cls._from_config(config, **given))
     if job["config"].get("tie_word_embeddings") is False:
         _give_head_its_own_weight(model)
     _widen_as_loading_does(model, config.dtype)
+    packed, stored = _packed(model, job["packing"]) if "packing" in job else ({}, {})
     if options.get("checkpointing") == "yes":
         model.gradient_checkpointing_enable()
     inputs = ModelInputs(model, config, Example(job), options)
     built = inputs.make()
     add_labels(inputs, options.get("labels"))
+    built.packed, built.stored = packed, stored
     configs = {id(c): c for c in (config, config.get_text_config())}.values()
     _set_cache(built, [c for c in configs if hasattr(c, "use_cache")], options.get("use_cache"))
     return built
+
+
+def _packed(model: Any, packing: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, Any]]:
+    from staticmem.recording.packed_layers import pack
+
+    with _bounded():
+        return pack(model, packing)
 
 
 def _set_cache(built: Built, configs: Sequence[Any], asked: str | None) -> None:

@@ -26,6 +26,8 @@ from staticmem.recording.told import alone, both_lines, lines_of, with_recording
 
 TIMEOUT = 600.0  # seconds: the graph of 80 layers takes some 30 on a slow core, its recording as much
 MEMORY = 12 << 30  # bytes that the process may have; one for 80 layers takes 1 GiB
+# transformers 5.24, quantizers: quantizer_finegrained_fp8.py and quantizer_mxfp4.py, `validate_environment`
+NEEDED_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
 FAILURES: child.Failures = {
     "run": Failure(
         "the model cannot be built and recorded", "{message}.",
@@ -66,12 +68,13 @@ class BuiltModel(RecordedModel):
         others: list[BuiltModel] | None = None,
     ) -> None:
         """`by_step` are options of the name by what the step is, beside those that were given."""
+        self.described = _described(architecture)
+        by_step = _applying(self.described, architecture, by_step)
         allowed = {option: word for option, word in by_step.items() if architecture.package in OPTIONS[option].packages}
         self.asked = replace(architecture, options={**allowed, **architecture.options})
-        described = _described(self.asked)
+        described = self.described if "dequantize" not in by_step else _described(self.asked)
         document, notes = document_of(self.asked, sizes, described)
-        # how the weights of the checkpoint are packed, as `--quantize` says it
-        self.quantize, self.compute = (described.quantize, described.compute) if described is not None else ("", "")
+        self.packing = described.packing if described is not None else hub.NOT_PACKED
         super().__init__(architecture.path, document, architecture.package)
         self.architecture, self.by_step, self.notes = architecture, by_step, [*self.notes, *notes]
         self.others = [] if others is None else others  # of all recordings of this architecture, in order
@@ -80,6 +83,7 @@ class BuiltModel(RecordedModel):
     def at(self, asked: Mapping[str, int], training: bool, by_step: Mapping[str, str]) -> ModelFile:
         """The recording that holds for a step and at the sizes `asked` (the rest as in the example): this one, another,
         or a new one with them as its example."""
+        by_step = _applying(self.described, self.architecture, by_step)
         named = {self.fixed_axes.get(name, name): size for name, size in asked.items()}
         sizes = {**self.sizes.example, **{name: size for name, size in named.items() if name in self.sizes.example}}
         alike = [one for one in (self, *self.others) if one.by_step == by_step]
@@ -94,6 +98,26 @@ class BuiltModel(RecordedModel):
             return False
         asked = (self.sizes, self.training_sizes) if training else (self.sizes,)
         return all(one.refusal(sizes) is None for one in asked)
+
+
+def _applying(
+    described: hub.Described | None, architecture: Architecture, by_step: Mapping[str, str]
+) -> dict[str, str]:
+    """Options by what the step is, without those that are for packed checkpoints where this is none. transformers
+    loads weights whole on a card that has no kernel for them; `card` is its compute capability."""
+    others = dict(by_step)
+    card, dtype, dequantize = (others.pop(key, "") for key in ("card", "dtype", "dequantize"))
+    if described is None:
+        return others
+    packing = described.packing
+    if dequantize and packing != hub.NOT_PACKED and "dequantize" not in architecture.options:
+        return {**others, "dequantize": dequantize}
+    if not packing.layers:
+        return others
+    needed = NEEDED_CAPABILITY.get(str(packing.layers["quant_method"]))
+    if card and needed and tuple(map(int, card.split("."))) < needed:
+        return {**others, "dequantize": "yes"}
+    return {**others, "dtype": dtype} if dtype else others
 
 
 def built_model(architecture: Architecture, by_step: Mapping[str, str]) -> BuiltModel:
@@ -116,7 +140,7 @@ def exported_file(architecture: Architecture, kind: str, train: bool) -> tuple[b
     Raises as `built_model`.
     """
     described = _described(architecture)
-    if described is not None and described.quantize:
+    if described is not None and (described.packing.quantize or described.packing.layers):
         what, why = f"{architecture.given} has packed weights", "An exported graph has them whole."
         hint = "Add dequantize=yes to the name, and give --quantize to 'staticmem analyze'."
         raise ModelFileError(what, why, hint, "SM147")
@@ -184,10 +208,11 @@ def _job(
     architecture: Architecture, sizes: Mapping[str, int] | None, described: hub.Described | None
 ) -> dict[str, Any]:
     config = described.config if described is not None else None
+    options = {name: word for name, word in architecture.options.items() if name != "dequantize"}  # the config says it
+    packing = {"packing": described.packing.layers} if described is not None and described.packing.layers else {}
     return {
-        "package": architecture.package, "name": architecture.name, "config": config,
-        "options": dict(architecture.options), "sizes": dict(sizes) if sizes is not None else None,
-        "memory_limit": MEMORY,
+        "package": architecture.package, "name": architecture.name, "config": config, "options": options, **packing,
+        "sizes": dict(sizes) if sizes is not None else None, "memory_limit": MEMORY,
     }  # fmt: skip
 
 

@@ -22,6 +22,8 @@ class Built:
     of_mode: dict[str, bool] = field(default_factory=dict)  # as `Loop.inputs`
     begin: Callable[[bool], None] = lambda training: None  # as that of `Loop`
     uses_cache: bool = False  # in training
+    packed: dict[str, int] = field(default_factory=dict)  # packed tensors, with the numbers that each holds
+    stored: dict[str, Any] = field(default_factory=dict)  # `packed_layers.Stored`
     input_values: dict[str, Any] = field(default_factory=dict)  # of inputs that the code reads (`contents.Made`)
     repair: Callable[[BaseException], bool] = lambda error: False  # adds what the code asked for, if anything
     changes: int = 0  # of the inputs

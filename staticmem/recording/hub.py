@@ -18,8 +18,10 @@ from staticmem import child
 from staticmem.child import Failure
 from staticmem.errors import UsageError
 from staticmem.files import temporary_folder
-from staticmem.frontends.architectures import HUB, Architecture, config_of, packing_of, read_config
+from staticmem.frontends.architectures import HUB, Architecture, config_of, read_config
 from staticmem.frontends.checkpoint import TORCH, Tensor, loaded_dtype, tensors_of_folder
+from staticmem.frontends.packing import Packing, packing_of
+from staticmem.ir import dtypes
 from staticmem.ir.graph import Note
 from staticmem.units import format_bytes
 
@@ -56,6 +58,7 @@ FAILURES: child.Failures = {
     ),
 }  # fmt: skip
 _fetched: dict[tuple[str, str], Described] = {}
+NOT_PACKED = Packing({})
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,7 @@ class Described:
     tensors: Sequence[Tensor] = ()
     place: str = ""
     unread: str = ""
-    quantize: str = ""  # the type of `--quantize` that the weights have, and that of their products
-    compute: str = ""
+    packing: Packing = NOT_PACKED
 
 
 def describe(architecture: Architecture) -> Described:
@@ -80,8 +82,8 @@ def describe(architecture: Architecture) -> Described:
     """
     described = _of_folder(architecture) if not architecture.revision else _of_hub(architecture)
     dequantize = architecture.options.get("dequantize") == "yes"
-    config, quantize, compute = packing_of(described.config, architecture.given, dequantize)
-    described = replace(described, config=config, quantize=quantize, compute=compute)
+    packing = packing_of(described.config, architecture.given, dequantize)
+    described = replace(described, config=packing.config, packing=packing)
     dtype = loaded_dtype(described.tensors)
     if dtype is None or _says_dtype(described.config):
         return described
@@ -142,16 +144,64 @@ def notes_of(architecture: Architecture, described: Described, document: Mapping
             f"the headers of the weights could not be read ({described.unread}): dtypes are those of the config alone"
         )
         notes.append(Note("warning", "SM416", text))
-    if described.quantize:
-        text = (
-            f"its weights are packed by bitsandbytes, as the config says: {described.quantize}, products in "
-            f"{described.compute or 'the type of the model'} (--quantize none, or dequantize=yes: they are whole)"
-        )
-        notes.append(Note("assumption", "SM393", text))
-    is_whole = all(tensor.dtype in TORCH for tensor in described.tensors)
-    if described.tensors and is_whole:
-        notes += _differences(described.tensors, _owned(document["parameters"]), _owned(document["buffers"]))
+    if described.packing != NOT_PACKED:
+        notes += _notes_of_packing(described.packing, document)
+    owned = _owned(document["parameters"]), _owned(document["buffers"])
+    if described.packing.layers and described.tensors:
+        notes += _other_packing(described.tensors, document, *owned)
+    elif described.tensors and all(tensor.dtype in TORCH for tensor in described.tensors):
+        notes += _differences(described.tensors, *owned)
     return notes
+
+
+def _notes_of_packing(packing: Packing, document: Mapping[str, Any]) -> list[Note]:
+    """How the weights of the checkpoint are packed, or that they are loaded whole."""
+    if packing.whole:
+        text = (
+            f"{packing.whole} has packed the weights of the checkpoint, and they are whole here: as was asked, or as "
+            "transformers loads them by itself for a card that has no kernel for them"
+        )
+    elif packing.quantize:
+        text = (
+            f"its weights are packed by bitsandbytes, as the config says: {packing.quantize}, products in "
+            f"{packing.compute or 'the type of the model'} (--quantize none, or dequantize=yes: they are whole)"
+        )
+    elif packing.layers:
+        return [Note("assumption", "SM393", text) for text in told_of_layers(packing.layers, document)]
+    else:
+        return []
+    return [Note("assumption", "SM393", text)]
+
+
+_OF_SHAPES = {"I64": "int64"}  # the shape of a weight that is packed, as `weight_shape` of compressed-tensors
+_KERNELS = {
+    "fp8": "products run in the finegrained-fp8 kernel of transformers, which unpacks nothing; bands reach to DeepGEMM "
+    "on Hopper, which copies its input in 8 bits",
+    "mxfp4": "products run in the kernels that transformers takes from the Hub (package kernels, Triton 3.4), which "
+    "unpack nothing; without them it loads the weights whole: dequantize=yes",
+    "gptq": "products run in Marlin of gptqmodel, which unpacks nothing; bands reach to its code in PyTorch, which "
+    "makes the whole weight of a layer for each product",
+    "compressed-tensors": "they are packed until the first forward alone, which unpacks all of them: they are whole in "
+    "the steps that are predicted, beside their scales",
+}
+_KERNELS["awq"] = _KERNELS["gptq"]
+
+
+def told_of_layers(layers: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
+    """What is said of layers that are recorded with their packed weights: how much they have, and what runs them."""
+    method, packed = str(layers["quant_method"]), document["packed"]
+    rows = {**_owned(document["parameters"]), **_owned(document["buffers"])}
+    stored = sum(_bytes_of(*rows[name][:2]) for name in packed)
+    numbers = sum(packed.values())
+    text = (
+        f"its weights are packed by {method}, as the config says: {numbers:,} numbers in {stored:,} bytes with their "
+        f"scales, in 16 bits {2 * numbers:,}; {_KERNELS[method]}"
+    )
+    return [text]
+
+
+def _bytes_of(shape: Sequence[int], dtype: str) -> int:
+    return dtypes.ALL[dtype].nbytes(math.prod(shape))
 
 
 def _said_of(tensors: Sequence[Tensor]) -> str:
@@ -174,6 +224,29 @@ def _owned(rows: Sequence[Sequence[Any]]) -> dict[str, tuple[tuple[int, ...], st
         dtype = more[0] if more else "float32"
         owned[".".join(last)] = (tuple(shape), dtype, len(more) > 2 and more[2] >= 0)
     return owned
+
+
+def _other_packing(tensors: Sequence[Tensor], document: Mapping[str, Any], parameters: Any, buffers: Any) -> list[Note]:
+    """A warning where the packed tensors of the checkpoint have other bytes than those that are built. As they are
+    stored, those of compressed-tensors are not built: the model is whole when it runs."""
+    there = Counter[str]()
+    for tensor in tensors:
+        if tensor.dtype not in TORCH and tensor.dtype not in _OF_SHAPES:
+            there[tensor.dtype] += tensor.size
+    owned = {**parameters, **buffers}
+    built = Counter[str]()
+    stored = document.get("stored") or {name: owned[name][:2] for name in document["packed"]}
+    for shape, dtype in stored.values():
+        if dtype not in TORCH.values() and dtype not in _OF_SHAPES.values():
+            built[dtype] += _bytes_of(shape, dtype)
+    if there.total() == built.total():
+        return []
+    listed = [", ".join(f"{size:,} of {dtype}" for dtype, size in sizes.items()) or "none" for sizes in (there, built)]
+    text = (
+        f"packed tensors of the checkpoint have other bytes than those that are built: {listed[0]} in its headers, "
+        f"{listed[1]} here; the figures are of what is built"
+    )
+    return [Note("warning", "SM416", text)]
 
 
 def _differences(tensors: Sequence[Tensor], parameters: Any, buffers: Any) -> list[Note]:

@@ -127,11 +127,15 @@ class Study:
 
     @cached_property
     def _asked(self) -> tuple[Scenario, list[Note]]:
-        packed = getattr(self.model, "quantize", "")
-        if not packed or self.request.quantize is not None:
+        packing = getattr(self.model, "packing", None)
+        if packing is not None and packing.layers:
+            from staticmem.studies.packed_layers import scenario_of
+
+            return scenario_of(self.request, packing.layers)
+        if packing is None or not packing.quantize or self.request.quantize is not None:
             return self.request.scenario()
-        scenario, notes = replace(self.request, quantize=packed).scenario()
-        compute = dtypes.parse(getattr(self.model, "compute", "")) or scenario.dtype or dtypes.bfloat16
+        scenario, notes = replace(self.request, quantize=packing.quantize).scenario()
+        compute = dtypes.parse(packing.compute) or scenario.dtype or dtypes.bfloat16
         assert scenario.quantize is not None
         return replace(scenario, quantize=replace(scenario.quantize, compute=compute)), notes
 
@@ -466,8 +470,19 @@ def _choose_recording(model: ModelFile, request: Request) -> ModelFile:
 
 def _usual_options(request: Request, scenario: Scenario) -> dict[str, str]:
     """The options of a name that the step decides where nobody gives them: whether labels go in, and keys and values
-    come out."""
-    usual = {}
+    come out; and of a packed checkpoint, whether weights are whole, and their type."""
+    usual, of_weights = {}, {}
+    if request.quantize is not None:
+        of_weights["dequantize"] = "yes"
+    if scenario.dtype is not None:
+        of_weights["dtype"] = scenario.dtype.name
+    if request.gpu is not None:
+        from staticmem.devices.architectures import capability
+        from staticmem.studies.device import device_of
+
+        card = device_of(request).gpu
+        chip = capability(card.chip or card.architecture)
+        of_weights |= {"card": f"{chip[0]}.{chip[1]}"} if chip else {}
     strategy = facts_of(request.parallel)
     in_parts = strategy is not None and strategy.runs_parts  # which are those of the model alone
     if in_parts or scenario.loss not in (AUTO, OF_TRANSFORMERS):
@@ -475,7 +490,7 @@ def _usual_options(request: Request, scenario: Scenario) -> dict[str, str]:
     of_trainer = request.preset is not None and not PRESETS[request.preset].caches
     if in_parts or of_trainer or request.checkpoint not in ((), NO_CHECKPOINTS):
         usual["use_cache"] = "no"
-    return usual if scenario.training else {}
+    return {**of_weights, **usual} if scenario.training else of_weights
 
 
 def _other_gpu(asked: Sequence[str], card: Gpu) -> list[Note]:

@@ -18,10 +18,10 @@ from staticmem.frontends.architectures import (
     below,
     carried_file,
     model_name,
-    packing_of,
     read_config,
     whole,
 )
+from staticmem.frontends.packing import BUILT, Packing, packing_of
 
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 80, "vocab_size": 128256}
 
@@ -194,18 +194,36 @@ def test_packed_weights_are_those_of_quantize() -> None:
         (eight, ("int8", "float16")),
         (whole_config, ("", "")),
     ):
-        assert packing_of(config, "c", False) == (whole_config, *expected)
-        assert packing_of(config, "c", True) == (whole_config, "", "")
-    inside = {"model_type": "llava", "text_config": four}
-    assert packing_of(inside, "c", False) == ({"model_type": "llava", "text_config": whole_config}, "nf4", "bfloat16")
+        assert packing_of(config, "c", False) == Packing(whole_config, *expected)
+        assert packing_of(config, "c", True).config == whole_config
+        assert not packing_of(config, "c", True).quantize
+
+
+@pytest.mark.parametrize("parts", [("text_config",), ("thinker_config", "text_config")])
+def test_packed_weights_of_a_part(parts: tuple[str, ...]) -> None:
+    """At any depth: Qwen2.5-Omni has its text two levels down."""
+    inside = packed(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16")
+    whole_config: dict[str, Any] = {**LLAMA, "dtype": "float16"}
+    for part in reversed(parts):
+        inside, whole_config = {part: inside}, {part: whole_config}
+    assert packing_of(inside, "c", False) == Packing(whole_config, "nf4", "bfloat16")
+
+
+def test_parts_that_are_packed_in_several_ways() -> None:
+    other = packed(quant_method="gptq", bits=4)
+    with pytest.raises(ModelFileError, match="several 'quantization_config'") as error:
+        packing_of({"text_config": packed(load_in_4bit=True), "vision_config": other}, "c", False)
+    assert error.value.code == "SM147"
+    same = {**other, "text_config": other}
+    assert packing_of(same, "c", False).layers == {"quant_method": "gptq", "bits": 4}
 
 
 @pytest.mark.parametrize(
     ("words", "dequantize", "said"),
     [
-        ({"quant_method": "gptq", "bits": 4}, False, "packed by gptq"),
-        ({"quant_method": "gptq", "bits": 4}, True, "packed by gptq"),
-        ({"quant_method": "fp8"}, False, "packed by fp8"),
+        ({"quant_method": "gptq", "bits": 4}, True, "as they are, and not whole"),
+        ({"quant_method": "hqq"}, False, "packed by hqq"),
+        ({"quant_method": "fbgemm_fp8"}, False, "packed by fbgemm_fp8"),
         ({"quant_method": None}, False, "does not name"),
         ({"load_in_4bit": True, "llm_int8_skip_modules": ["visual"]}, False, "llm_int8_skip_modules"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "af4"}, False, "bnb_4bit_quant_type"),
@@ -216,9 +234,17 @@ def test_packings_that_are_not_built(words: dict[str, Any], dequantize: bool, sa
         packing_of(packed(**words), "c", dequantize)
     assert error.value.code == "SM147"
     assert said in error.value.why
-    assert ("dequantize=yes" in error.value.hint) == (words.get("quant_method") == "fp8")
+    told = "dequantize=yes is the model" in error.value.hint
+    assert told == (words.get("quant_method") == "fbgemm_fp8")
 
 
 def test_methods_that_transformers_loads_whole() -> None:
     for method in ("fp8", "mxfp4", "compressed-tensors"):
-        assert packing_of(packed(quant_method=method), "c", True) == ({**LLAMA, "dtype": "float16"}, "", "")
+        whole_config = {**LLAMA, "dtype": "float16"}
+        assert packing_of(packed(quant_method=method), "c", True) == Packing(whole_config, whole=method)
+
+
+@pytest.mark.parametrize("method", BUILT)
+def test_methods_whose_layers_are_recorded(method: str) -> None:
+    found = packing_of(packed(quant_method=method), "c", False)
+    assert (found.layers, found.quantize) == ({"quant_method": method}, "")

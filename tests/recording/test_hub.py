@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
 from staticmem.frontends import checkpoint
 from staticmem.frontends.architectures import Architecture, architecture_of, below, whole
+from staticmem.frontends.packing import Packing
 from staticmem.recording import hub
 from staticmem.recording.architectures import exported_file
 
@@ -337,10 +339,38 @@ def test_packed_weights_of_a_config_are_said(tmp_path: Path) -> None:
     packing = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": packing}))
     described = hub.describe(asked(f"transformers:{tmp_path}"))
-    assert (described.config, described.quantize, described.compute) == (CONFIG, "nf4", "float32")
+    assert (described.config, described.packing) == (CONFIG, Packing(CONFIG, "nf4", "float32"))
     (note,) = hub.notes_of(ARCHITECTURE, described, DOCUMENT)
     assert (note.code, note.text.startswith("its weights are packed by bitsandbytes")) == ("SM393", True)
-    assert not hub.describe(asked(f"transformers:{tmp_path},dequantize=yes")).quantize
+    assert not hub.describe(asked(f"transformers:{tmp_path},dequantize=yes")).packing.quantize
     with pytest.raises(StaticmemError, match="has packed weights") as error:
         exported_file(asked(f"transformers:{tmp_path}"), ".pt2", True)
     assert "dequantize=yes" in error.value.hint
+
+
+def test_the_dtype_is_that_of_most_bytes() -> None:
+    """Not that of a router in float32 which is first, nor of weights in 8 bits, whose scales are in float32."""
+    router = checkpoint.Tensor("a.router.weight", "F32", (8, 64))
+    whole = checkpoint.Tensor("embed.weight", "BF16", (500, 64))
+    packed = [checkpoint.Tensor("q.weight", "F8_E4M3", (4096, 4096)), checkpoint.Tensor("q.scale", "F32", (32, 32))]
+    assert checkpoint.loaded_dtype([router, whole, *packed]) == "bfloat16"
+    assert checkpoint.loaded_dtype(packed) == "float32"
+    assert checkpoint.loaded_dtype(packed[:1]) is None
+
+
+def test_packed_tensors_of_other_sizes_are_said() -> None:
+    """A weight of 512 columns in 4 bits: 64 words a row, and 4 groups of 128."""
+    document = {
+        **DOCUMENT,
+        "packed": {"q.qweight": 262144, "q.qzeros": 0},
+        "parameters": [[0, "q.qweight", [64, 512], "int32"], [0, "q.qzeros", [4, 64], "int32"]],
+    }
+    described = hub.Described(CONFIG, (), packing=Packing(CONFIG, layers={"quant_method": "gptq"}))
+    tensors = [checkpoint.Tensor("q.qweight", "I32", (64, 512)), checkpoint.Tensor("q.qzeros", "I32", (4, 64))]
+    notes = hub.notes_of(ARCHITECTURE, replace(described, tensors=tensors), document)
+    assert [note.code for note in notes] == ["SM393"]
+    assert "262,144 numbers in 132,096 bytes" in notes[0].text
+    others = [tensors[0], checkpoint.Tensor("q.qzeros", "I32", (16, 64))]
+    (_, note) = hub.notes_of(ARCHITECTURE, replace(described, tensors=others), document)
+    assert (note.kind, note.code) == ("warning", "SM416")
+    assert "135,168 of I32 in its headers, 132,096 of int32 here" in note.text

@@ -26,6 +26,7 @@ from staticmem.passes.requested.layers import (
     CONV1D,
     EMBEDDING,
     LINEAR,
+    PACKED,
     QUANTIZED_4,
     QUANTIZED_8,
     WRITTEN_OUT,
@@ -258,7 +259,8 @@ class _Adapters:
         if self.lora.dora and autocast:  # magnitudes are in their own type: so is the sum
             total = new.call("aten::to.dtype", "result", around, Ref(total), self.amp)
         elif not quantized and not autocast:  # in the type of the result, which is that of the weight
-            total = new.call("aten::type_as", "result", around, Ref(total), Ref(layer.weight.value.name))
+            of = result if layer.kind == PACKED else layer.weight.value.name
+            total = new.call("aten::type_as", "result", around, Ref(total), Ref(of))
         new.finish(total, layer.output)
         self.variables.update(dict.fromkeys(named, new.ops[-1].name))
         return new.ops
@@ -343,7 +345,7 @@ class _Adapters:
         for which, shape in ((first, a), (second, b)):
             fqn = f"{layer.path}.{which}.{_NAME}{ending}"
             base = layer.weight.value.dtype
-            packed = not base.is_floating_point  # then adapters are made in float32
+            packed = not base.is_floating_point or base.bits < 16  # then adapters are made in float32
             value = Value(unused_name(fqn, self.names), dtype or (dtypes.float32 if packed else base), shape)
             pair.append(Parameter(value, fqn, cast=dtype is None))
         self.added.setdefault(layer.weight.value.name, []).extend(pair)

@@ -11,23 +11,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from staticmem.errors import UsageError
-from staticmem.ir.graph import REQUIRES_GRAD, Graph, Op, Parameter, Ref
+from staticmem.ir.graph import REQUIRES_GRAD, SET_DATA, Graph, Op, Parameter, Ref
 from staticmem.ir.module_spans import calls_of
 from staticmem.ir.record import record
 from staticmem.ops.registry import RESHAPES
 
 LINEAR, CONV1D, EMBEDDING = "linear", "Conv1D", "embedding"
 QUANTIZED_4, QUANTIZED_8 = "bitsandbytes::linear_4bit", "bitsandbytes::linear_8bit"
+PACKED = "packed::linear"  # recorded with the packed weights of a checkpoint
 _PRODUCTS = {  # op -> weight, bias
     "aten::linear": (1, 2),
     "aten::addmm": (2, 0),
     "aten::embedding": (0, None),
     QUANTIZED_4: (1, 2),
     QUANTIZED_8: (1, 2),
+    PACKED: (1, 2),
 }
 WRITTEN_OUT = ("aten::matmul", "aten::mm")  # products with what `_TRANSPOSED` makes of a weight
 _TRANSPOSED = ("aten::numpy_T", "aten::t")
 _VIEWS = RESHAPES | {"aten::sym_size", "aten::_assert_tensor_metadata"}
+_OF_DATA = {"aten::detach", SET_DATA}  # compressed-tensors puts a weight's data in its place, which is that weight
 
 
 @record(frozen=True, slots=True)
@@ -35,7 +38,7 @@ class Layer:
     """One call of a layer: its ops [start, end) of the graph.
 
     Attributes:
-        kind: `LINEAR`, `CONV1D`, `EMBEDDING`, `QUANTIZED_4` or `QUANTIZED_8`.
+        kind: `LINEAR`, `CONV1D`, `EMBEDDING`, `QUANTIZED_4`, `QUANTIZED_8` or `PACKED`.
         product: the index of its product or lookup.
         input: the value that it reads; `output` is its result.
         features: sizes of the input's and of the output's last dimension; of an embedding, rows and their length.
@@ -74,7 +77,7 @@ def _layers(graph: Graph, parameters: Mapping[str, Parameter]) -> Iterator[Layer
         if len(products) != 1:
             continue
         rest = [ops[index] for index in own if index != products[0]]
-        if all(op.base in _VIEWS and (not op.modules or op.modules[-1].path == call.path) for op in rest):
+        if all(op.base in _VIEWS | _OF_DATA and (not op.modules or op.modules[-1].path == call.path) for op in rest):
             yield _layer(ops, call.start, call.end, products[0], parameters)
 
 
@@ -111,14 +114,15 @@ def _layer(ops: Sequence[Op], start: int, end: int, index: int, parameters: Mapp
         return None
     computed = {name for op in ops[start:end] for name in op.outputs}
     owned = {p.value.name for p in (weight, bias) if p is not None}
-    first_op = product if product.base in (QUANTIZED_4, QUANTIZED_8) else ops[start]
+    is_packed = product.base in (QUANTIZED_4, QUANTIZED_8, PACKED)
+    first_op = product if is_packed or ops[start].base in _OF_DATA else ops[start]
     read = [name for name in first_op.refs() if name not in computed and name not in owned]
     results = [op.outputs[0] for op in ops[index:end] if op.outputs and op.base != "aten::sym_size"]
     if not read or not results:
         return None
     first, second = weight.value.shape or (0, 0)
     kind, features = LINEAR, (second, first)
-    if product.base in (QUANTIZED_4, QUANTIZED_8):  # its weight is packed
+    if is_packed:
         kind, features = product.base, product.args[4]  # type: ignore[assignment]
     elif product.base != "aten::linear":
         kind, features = (CONV1D if product.base == "aten::addmm" else EMBEDDING), (first, second)
