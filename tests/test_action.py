@@ -137,6 +137,35 @@ def test_one_comment_is_written_and_updated(repository: Path, github: GitHub) ->
     assert set(json.loads((temp / "check.json").read_text())) == {"head", "base"}
 
 
+MODULES = ("staticmem", "pip", "json", "runpy", "argparse", "sitecustomize", "numpy")  # what Python could look for
+
+
+def lay_traps(folder: Path) -> Path:
+    """Modules of these names in a folder; the file that they write where one is run."""
+    ran = folder / "ran"
+    for name in MODULES:
+        (folder / f"{name}.py").write_text(f"open({str(ran)!r}, 'a').write({name!r})\n")
+    return ran
+
+
+def test_no_code_of_a_pull_request_runs(repository: Path, github: GitHub) -> None:
+    """Nor where its files have the names of modules: `python -m` looks in the current folder first."""
+    ran = lay_traps(repository)
+    code, outputs, _ = run(repository, github)
+    assert (code, outputs["verdict"]) == (0, "kept")
+    assert not ran.exists()
+
+
+def test_installing_runs_no_code_of_a_pull_request(tmp_path: Path) -> None:
+    ran = lay_traps(tmp_path)
+    install = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"][0]["run"]
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "VERSION": "--help", "CHECKOUT": ""}
+    words = ["bash", "-c", install]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "pip install [options]" in done.stdout
+    assert not ran.exists()
+
+
 def test_a_fork_gets_a_warning_and_its_verdict(repository: Path, github: GitHub) -> None:
     """Its token may not write. What cannot be checked is told too."""
     github.refuses = True

@@ -24,6 +24,13 @@ MOST_PAGES = 10  # of comments, 100 each, among which ours is looked for
 MOST_ROWS = 50  # of the table; GitHub refuses a comment of more than 65,536 characters
 COLOURS = {True: "#2da44e", False: "#cf222e"}  # kept, exceeded; readable on light and dark pages
 
+# `python -m staticmem`, but for the current folder as a place of modules: its files are those of the pull request
+STATICMEM = [
+    sys.executable,
+    "-c",
+    "import sys; sys.path[:] = filter(None, sys.path); from staticmem.cli.main import main; sys.exit(main())",
+]
+
 Outcome = dict[str, Any]
 Key = tuple[Any, ...]
 
@@ -47,7 +54,7 @@ def change(number: int | None) -> str:
 
 def checked(words: list[str], folder: Path) -> dict[str, Any]:
     """The answer of `staticmem check` as JSON; an error has `what`, `why` and `hint`."""
-    command = [sys.executable, "-m", "staticmem", "check", *words, "--exit-zero", "-f", "json"]
+    command = [*STATICMEM, "check", *words, "--exit-zero", "-f", "json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -203,7 +210,7 @@ def main(environment: Mapping[str, str]) -> int:
         except (OSError, ValueError, KeyError) as error:  # a fork's token may not write: the check still counts
             print(f"::warning::no comment was written: {type(error).__name__}: {str(error)[:200]}")
     sys.stdout.flush()
-    return subprocess.run([sys.executable, "-m", "staticmem", "check", *words, "-f", "github"]).returncode
+    return subprocess.run([*STATICMEM, "check", *words, "-f", "github"]).returncode
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ class Replays:
     def _way(self) -> tuple[_Replayed, Sequence[int], JitteredSizes]:
         """Replays, the allocations whose sizes they ask for, and these sizes."""
         if isinstance(self.nominal, Outline):
-            pool = LargePool(self.process, self.nominal, 1 + WIDTH)
+            pool = LargePool(self.process, self.nominal, large_ids(self.process, 1 + WIDTH))
             return pool.peaks_and_rounding, pool.ids, JitteredSizes(self.process, pool.ids)
         ids = range(len(self.process.sizes))
         return _whole(self.process, self._settings, self._total), ids, JitteredSizes(self.process, ids)
@@ -218,10 +218,11 @@ class Pools:
 
     def large(self, process: Process) -> LargePool:
         """The large pool without a nominal replay."""
-        key = id(process.calls), large_ids(process, 1 + WIDTH)  # the process that is kept holds its calls
+        ids = large_ids(process, 1 + WIDTH)
+        key = id(process.calls), ids  # the process that is kept holds its calls
         kept = self._large.get(key)
         if kept is None:
-            kept = process, LargePool(process, None, 1 + WIDTH)
+            kept = process, LargePool(process, None, ids)
             self._large.put(key, kept)
         return kept[1]
 

@@ -316,12 +316,11 @@ class LargePool:
             steps, which is left out.
     """
 
-    def __init__(self, process: Process, nominal: Outline | None, growth: float) -> None:
-        """`growth` is the largest factor of sizes that any replay asks for. Without a nominal replay the peaks are of
-        the large pool alone."""
+    def __init__(self, process: Process, nominal: Outline | None, ids: tuple[int, ...]) -> None:
+        """`ids` are the `large_ids`. Without a nominal replay the peaks are of the large pool alone."""
         end = len(process.calls)
         last = end if process.whole else next((mark.event for mark in process.marks if mark.step == STEPS), end)
-        self.ids = large_ids(process, growth)
+        self.ids = ids
         numbers = [-1] * len(process.sizes)
         for number, id in enumerate(self.ids):
             numbers[id] = number
@@ -348,7 +347,7 @@ class LargePool:
 
 
 def large_ids(process: Process, growth: float) -> tuple[int, ...]:
-    """The ids of a `LargePool`."""
+    """The ids of a `LargePool`; `growth` is the largest factor of sizes that any replay asks for."""
     starts = process.origins.starts
     repeats = len(starts) > STEPS and not process.whole
     count = starts[STEPS] if repeats else len(process.sizes)  # before the last of three steps

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -136,6 +136,8 @@ def size(
     from staticmem.studies.sizing import Options as Asked
     from staticmem.studies.sizing import size as sized
 
+    if "gpu" in (options or {}):
+        raise UsageError("gpu is no option of size", "It compares cards.", "Name them in `gpus`.", "SM113")
     request = _request("analyze", options, batch=batch, optimizer=optimizer)
     file = request.gpus_file
     cards = [catalog.find(name, file=file) for name in gpus or ()] or list(catalog.catalog(file).values())
@@ -166,8 +168,10 @@ def fit(
     from staticmem.report.formats.fit import advice, answer, concessions
     from staticmem.studies.api import fit as fitted
 
-    asked = {"optimizer": optimizer, **(options or {})}
-    result = fitted(model, gpu, global_batch, tuple(allow or ()), library, **asked)
+    own = {"optimizer": optimizer, "global_batch": global_batch, "allow": tuple(allow or ()) or None}
+    _refuse_twice(options, {**own, "model": model, "gpu": gpu, "library": library})
+    given = {name: value for name, value in own.items() if value is not None}
+    result = fitted(model, gpu, **{"library": library, **given, **(options or {})})
     way = result.way
     return {
         "answer": answer(result),
@@ -199,11 +203,18 @@ def _request(function: str, options: Options | None, **own: Any) -> Any:
     from staticmem.scenario.kinds import read_keywords
     from staticmem.scenario.request import request_of
 
-    twice: Sequence[str] = [name for name in options or () if own.get(name) is not None]
-    if twice:
-        why = "It has its own parameter."
-        raise UsageError(f"{twice[0]} is given twice", why, "Leave it out of `options`.", "SM113")
+    _refuse_twice(options, own)
     return request_of(read_keywords(function, {**own, **(options or {})}))
+
+
+def _refuse_twice(options: Options | None, own: Options) -> None:
+    """Raises:
+    UsageError: an option is a tool's own word too, which is given.
+    """
+    twice = [name for name in options or () if own.get(name) is not None]
+    if twice:
+        what, why = f"{twice[0]} is given twice", "It has its own parameter."
+        raise UsageError(what, why, "Leave it out of `options`.", "SM113")
 
 
 def _band(low: int | None, expected: int | None, high: int | None) -> dict[str, int | None]:

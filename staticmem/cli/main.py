@@ -143,11 +143,12 @@ def _main(argv: list[str]) -> int:
             print_short_help(parser.verbs.choices[verb])
             return 0
         args, rest = parser.parse_known_args(argv)
-        if args.verb is None:
+        if args.verb is None and not rest:
             parser.print_help()
-            return 2 if rest else 0
+            return 0
         if rest:
-            args.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+            asked = parser if args.verb is None else args.parser
+            asked.error(f"unrecognized arguments: {' '.join(rest)}")
         refuse_second_values(args.parser, argv)
         args.argv = argv
         code = int(args.run(args))
@@ -214,11 +215,22 @@ def print_error(error: StaticmemError, verb: str = "", argv: Sequence[str] = ())
     hint = hint or f"See 'staticmem {verb if verb in VERBS else 'analyze'} --help'."
     text = f"error: {what} [{error.code}]\n  {why}\n  {hint}\n"
     sys.stderr.write(encodable(text, sys.stderr.encoding))
-    command = f" {' '.join(argv)} "  # the command line may not be one that is understood
-    if re.search(r"\s(-f\s?|--format[\s=])json\s", command) and not re.search(r"\s(-o|--output)", command):
+    if _prints_json(argv):
         row = {"schema": "staticmem.error/1", "code": error.code, "what": what, "why": why, "hint": hint}
         sys.stdout.write(json.dumps(row, indent=2) + "\n")
     return 2
+
+
+# as words, of which a flag has its value in the same or the next; `-qf json` and `-ofile` are flags too
+_JSON = re.compile(r"(-[qv]*f[ =]?|--format[ =])json", re.IGNORECASE)
+_TO_FILE = re.compile(r"-[qv]*o(?!-).*|--output(=.*)?")
+
+
+def _prints_json(argv: Sequence[str]) -> bool:
+    """Whether a command line, which may not be one that is understood, asks for JSON on stdout."""
+    pairs = zip(argv, [*argv, ""][1:], strict=True)
+    asked = any(_JSON.fullmatch(word) or _JSON.fullmatch(f"{word} {following}") for word, following in pairs)
+    return asked and not any(_TO_FILE.fullmatch(word) for word in argv)
 
 
 # -- the process: streams that may be closed or full, and the signal that asks it to end

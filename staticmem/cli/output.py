@@ -52,11 +52,14 @@ def chosen_format(args: argparse.Namespace, formats: Formats) -> Format:
     """The format of --format, else that of the output file's suffix, else the default.
 
     Raises:
-        UsageError: the suffix names none, or the file could not be written.
+        UsageError: the result has no such format, the suffix names none, or the file could not be written.
     """
     to_file = args.output not in (None, "-")
     if to_file:
         check_target(args.output, args.force)
+    if args.format is not None and args.format not in formats:  # the flag has those of all that the verb may show
+        why, hint = f"This result is shown as {_either(list(formats))}.", f"Example: -f {formats.default.name}"
+        raise UsageError(f"no format '{args.format}' for this", why, hint, "SM141")
     if args.format is not None:
         return formats[args.format]
     chosen = formats.of_file(args.output) if to_file else formats.default

@@ -152,7 +152,10 @@ def _refused(chip: Capability, release: tuple[int, int], needs: Needs) -> str:
     if needs.compiled_bfloat16 and release < _INDUCTOR_SKIPS:
         return f"Triton of PyTorch {name} has no bfloat16 before compute capability 8.0"
     if needs.compiled_bfloat16:
-        return "torch.compile does not compile code in bfloat16 before compute capability 8.0; leave --compile out"
+        return (
+            "torch.compile, which --compile-optimizer and optimizers of torchao call too, does not compile code in "
+            "bfloat16 before compute capability 8.0"
+        )
     if needs.fused:
         other = "--sdpa math is what it runs" if "attention" in needs.fused else "it runs other kernels"
         return (

@@ -31,6 +31,8 @@ from staticmem.frontends.recent import Recent
 from staticmem.ir.dtypes import bfloat16, float8_e4m3fn
 from staticmem.ir.record import record
 from staticmem.ops.registry import ANY_HEADS, EFFICIENT, FROM_AMPERE, PADDED_HEADS
+from staticmem.scenario.optimizers import STATE_IN_FLOAT8
+from staticmem.scenario.step import Scenario
 from staticmem.units import Band
 
 if TYPE_CHECKING:
@@ -219,7 +221,7 @@ def needs_of(result: StepResult) -> Needs:
     types = {form.dtype for form in set(buffers.forms)}
     float8 = result.runs_triton and float8_e4m3fn in types
     if bfloat16 not in types:
-        return Needs(compiled=result.runs_triton, attention=_describe_attention(result), compiled_float8=float8)
+        return Needs(compiled=result.runs_triton, compiled_float8=float8, attention=_describe_attention(result))
     of_ampere = {index for index, name in enumerate(names) if name in FROM_AMPERE}
     fused = ""
     for kernel, form in zip(buffers.kernels, buffers.forms, strict=True) if of_ampere else ():
@@ -236,7 +238,27 @@ def needs_of(result: StepResult) -> Needs:
         )
     )
     any_heads = ANY_HEADS if _describe_attention(result) == ANY_HEADS else ""  # padded ones are of `fused` here
-    return Needs(True, result.autocast is bfloat16, result.runs_triton, half, fused, any_heads, float8)
+    return Needs(
+        bfloat16=True,
+        autocast=result.autocast is bfloat16,
+        compiled=result.runs_triton,
+        compiled_bfloat16=half,
+        compiled_float8=float8,
+        fused=fused,
+        attention=any_heads,
+    )
+
+
+def needs_said(scenario: Scenario) -> Needs:
+    """What a step needs of a chip, as far as its scenario says it: `needs_of` where it was not run."""
+    cast, autocast = scenario.dtype is bfloat16, scenario.amp is bfloat16
+    return Needs(
+        bfloat16=cast or autocast,
+        autocast=autocast,
+        compiled=scenario.runs_triton,
+        compiled_bfloat16=(cast and scenario.runs_triton) or (autocast and bool(scenario.compile)),
+        compiled_float8=scenario.training and scenario.optimizer == STATE_IN_FLOAT8,
+    )
 
 
 def _describe_attention(result: StepResult) -> str:

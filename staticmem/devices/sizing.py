@@ -64,10 +64,10 @@ class Verdict:
         if self.standing.obstacle or self.memory is not Fit.TIGHT:
             return self.standing.obstacle
         if self.cached:
-            return "it fits only because PyTorch frees cached memory"
+            return "PyTorch has to free cached memory"
         if self.needed.high >= self.usable:
-            return "its upper estimate is the whole card"
-        return f"its upper estimate is above {100 * TIGHT:.0f} % of the card"
+            return "the upper estimate is the whole card"
+        return f"the upper estimate is above {100 * TIGHT:.0f} % of the card"
 
     @property
     def said(self) -> dict[str, Any]:

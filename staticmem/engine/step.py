@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from staticmem.eager.autograd import AskedBackward, free_graph, leaves_below, run_backward
@@ -34,7 +35,6 @@ from staticmem.passes.requested.regions import all_regions
 from staticmem.passes.variables.releases import releases_of
 from staticmem.scenario.checkpointing import Policy
 from staticmem.scenario.edits import BATCH_OF_LOOP, LOSS_OF_LOOP
-from staticmem.scenario.optimizers import TORCHAO
 from staticmem.scenario.step import Scenario
 
 if TYPE_CHECKING:
@@ -453,13 +453,13 @@ class StepRun:
             unknown_bytes=i.coverage.unknown_bytes,
             unknown_kept=i.coverage.unknown_kept,
             loss=loss,
-            output_shapes=tuple(t.shape for t in outputs),
+            output_shapes=tuple(map(attrgetter("shape"), outputs)),
             trained=len(self.with_gradient),
-            output_dtypes=tuple(t.dtype for t in outputs),
+            output_dtypes=tuple(map(attrgetter("dtype"), outputs)),
             recomputed=self.recomputed,
             compiled=self.compiled,
             autocast=scenario.amp,
-            runs_triton=bool(scenario.compile) or scenario.compile_optimizer or scenario.optimizer in TORCHAO,
+            runs_triton=scenario.runs_triton,
             choices=frozenset(self.e.choices),
             moved=self.moved,
         )

@@ -31,7 +31,7 @@ from staticmem.frontends.recording_format import MEMBER
 from staticmem.ir import dtypes, expressions
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Note
-from staticmem.ir.model_file import InputSpec, SymbolRange, TracedSizes
+from staticmem.ir.model_file import InputSpec, ModelFile, SymbolRange, TracedSizes
 
 SUPPORTED_MAJOR = 8
 MAX_JSON_BYTES = 1 << 30  # the JSON of a 100,000-op graph is about 100 MB
@@ -202,7 +202,7 @@ def _parsed(text: bytes, name: str, path: str) -> Any:
 
 
 @dataclass
-class ExportedArchive:
+class ExportedArchive(ModelFile):
     """A `ModelFile` over the archive's JSON."""
 
     path: str

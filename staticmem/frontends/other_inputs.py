@@ -9,8 +9,8 @@ import difflib
 import os
 import re
 
-from staticmem.errors import ModelFileError
-from staticmem.frontends.architectures import CONFIG, is_offline
+from staticmem.errors import ModelFileError, closest
+from staticmem.frontends.architectures import CARRIED, CONFIG, HUB, PACKAGES, is_offline
 
 EXPORT = "Export the model from its code: staticmem export model.py:FACTORY -o model.pt2 (or torch.onnx.export)."
 _CONFIG = "Give its config.json, if it is a model of transformers; or export the graph with 'staticmem export'."
@@ -86,6 +86,10 @@ def missing_file(path: str) -> ModelFileError:
     if code is not None:
         why = "It names a function in a file of Python code, which only 'staticmem export' runs."
         return ModelFileError(what, why, _write_export_code(path), code="SM101")
+    name = re.fullmatch(r"(\w+):(.+)", path)
+    meant = closest(name[1], (*PACKAGES, CARRIED, HUB)) if name is not None else ""
+    if name is not None and meant:
+        return ModelFileError(what, "There is no such file.", meant.replace("'?", f":{name[2]}'?"), code="SM101")
     if re.match(r"https?://", path):
         why = "It is an address, and nothing is fetched from the network."
         return ModelFileError(what, why, "Download the file, and give its path.", code="SM101")

@@ -36,7 +36,15 @@ from staticmem.ir.graph import (
     Value,
     with_other_call,
 )
-from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, check_conditions, export_command
+from staticmem.ir.model_file import (
+    MAX_DIM,
+    Binding,
+    InputSpec,
+    ModelFile,
+    SymbolRange,
+    check_conditions,
+    export_command,
+)
 
 _HALVES = {dtype.name: dtype for dtype in dtypes.HALVES}
 _MODES = [(training, amp) for training in (True, False) for amp in (None, *_HALVES)]
@@ -55,7 +63,7 @@ _MOST_TOLD = 5  # branches
 _LONGEST_WORD = 100  # characters of the op in the names of its results
 
 
-class RecordedModel:
+class RecordedModel(ModelFile):
     """A `ModelFile` over the document of a recording."""
 
     def __init__(self, path: str, document: Any, format: str) -> None:
@@ -184,7 +192,8 @@ def decode(model: RecordedModel, binding: Binding) -> Graph:
         fixed = ", ".join(_fixed(model, axis) for axis in binding.rebound)
         raise DimensionError(
             f"the code fixed {fixed}, and another size is asked for",
-            "It runs a loop that often, or makes a number of the size, so that other ops run at others.",
+            "Its weights may fit this size alone; or it runs a loop that often, or makes a number of the size, so that "
+            "other ops run at others.",
             f"Record it at this size: {export_command(model, binding.shapes)}",
             code="SM115",
         )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
 
 from staticmem.errors import DimensionError, UsageError, did_you_mean
 from staticmem.ir.dtypes import DType
@@ -109,24 +110,45 @@ class KeptGraphs(Protocol):
         ...
 
 
-class ModelFile(Protocol):
-    """A model as its file describes it. `passes.pipeline.bind` gives the graph at concrete sizes."""
+class ModelFile:
+    """A model as its file describes it. `passes.pipeline.bind` gives the graph at concrete sizes.
+
+    Attributes:
+        symbols: open dimensions by name, with their bounds.
+        graphs: the graphs that the model was bound to last, where they are kept.
+        given: the name that it was opened by, with its options; "" where its path is enough.
+        is_recorded_again: whether `at` may give another recording of the same code.
+        own_loss: what reports say of a loss that the recording has, of labels that go in.
+        unlabelled: what reports say where the model has such a loss and the recording lacks it.
+        loss_function: the key of transformers' LOSS_MAPPING by which a forward with labels computes its loss.
+        packing: how the weights of its checkpoint are packed (`frontends.architectures.Packing`).
+        asked_of_gpu: what the code asks of the GPU that it runs on.
+        fixed_axes: sizes that the code has fixed, by their places: `x[0]` and the name that the size has.
+        inputs_of_mode: inputs of training alone (True), and of inference alone (False).
+
+    What has a default is said by recordings and by names of architectures alone.
+    """
 
     path: str
     format: str
     producer: str
     inputs: tuple[InputSpec, ...]
     sizes: TracedSizes
+    symbols: Mapping[str, SymbolRange]
+    graphs: KeptGraphs | None
+    given: str = ""
+    is_recorded_again: bool = False
+    own_loss: str = ""
+    unlabelled: str = ""
+    loss_function: str = ""
+    packing: Any = None
+    asked_of_gpu: Sequence[str] = ()
+    fixed_axes: Mapping[str, str] = MappingProxyType({})
+    inputs_of_mode: Mapping[str, bool] = MappingProxyType({})
 
-    @property
-    def symbols(self) -> Mapping[str, SymbolRange]:
-        """Open dimensions by name, with their bounds."""
-        ...
-
-    @property
-    def graphs(self) -> KeptGraphs | None:
-        """The graphs that the model was bound to last, where they are kept."""
-        ...
+    def at(self, asked: Mapping[str, int], training: bool, by_step: Mapping[str, str]) -> ModelFile:
+        """The recording that holds for a step and at the sizes `asked`, where the model is recorded again."""
+        raise TypeError(f"{type(self).__name__} is not recorded again")
 
 
 def resolve(
@@ -279,7 +301,7 @@ def _batched(model: ModelFile, dims: Mapping[str, int]) -> set[str]:
     first = {s.name: s.shape[0] for s in model.inputs if s.shape and f"{s.name}[0]" not in dims}
     if any(isinstance(size, str) for size in first.values()):
         return {name for name, size in first.items() if isinstance(size, str)}
-    named = {place for place, name in getattr(model, "fixed_axes", {}).items() if name == "batch"}
+    named = {place for place, name in model.fixed_axes.items() if name == "batch"}
     if any(f"{name}[0]" in named for name in first):
         return {name for name in first if f"{name}[0]" in named}
     sizes = set(first.values())

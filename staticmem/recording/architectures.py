@@ -60,6 +60,8 @@ FAILURES: child.Failures = {
 class BuiltModel(RecordedModel):
     """The recording of an architecture, which is recorded again where its code takes another way."""
 
+    is_recorded_again = True
+
     def __init__(
         self,
         architecture: Architecture,
@@ -75,6 +77,7 @@ class BuiltModel(RecordedModel):
         described = self.described if "dequantize" not in by_step else _described(self.asked)
         document, notes = document_of(self.asked, sizes, described)
         self.packing = described.packing if described is not None else hub.NOT_PACKED
+        self.given = architecture.given
         super().__init__(architecture.path, document, architecture.package)
         self.architecture, self.by_step, self.notes = architecture, by_step, [*self.notes, *notes]
         self.others = [] if others is None else others  # of all recordings of this architecture, in order

@@ -150,6 +150,8 @@ def _record_module(module: Any, args: tuple[Any, ...]) -> ModelFile:
 class ModuleModel(RecordedModel):
     """The recording of a module in memory, which is recorded again at sizes at which its code takes another way."""
 
+    is_recorded_again = True
+
     def __init__(
         self, module: Any, args: tuple[Any, ...], document: Any, others: list[ModuleModel] | None = None
     ) -> None:

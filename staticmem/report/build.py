@@ -93,7 +93,7 @@ def _generation(s: Sources) -> records.GenerationInfo | None:
 
 def _model(s: Sources) -> records.ModelInfo:
     graph, shapes, result = s.graph, s.binding.shapes, s.result
-    of_mode = getattr(s.model, "inputs_of_mode", {})
+    of_mode = s.model.inputs_of_mode
     inputs = [
         records.TensorInfo(spec.name, spec.dtype.name, shapes[spec.name], spec.shape)
         for spec in s.model.inputs

@@ -32,7 +32,8 @@ TORCH_OPTIMIZERS = {  # name for `--optimizer`: class of torch.optim
 _PAGED = ("paged-adamw-8bit", "paged-adamw-32bit", "paged-lion-8bit", "paged-lion-32bit")
 BITSANDBYTES = ("adam-8bit", "adamw-8bit", "lion-8bit", "adamw-32bit", "lion-32bit", *_PAGED)
 # AdamW of torchao.optim: states of 8 or 4 bits, or FP8 E4M3, with a scale for each block
-TORCHAO = ("torchao-adamw-8bit", "torchao-adamw-4bit", "torchao-adamw-fp8")
+STATE_IN_FLOAT8 = "torchao-adamw-fp8"
+TORCHAO = ("torchao-adamw-8bit", "torchao-adamw-4bit", STATE_IN_FLOAT8)
 # muon is torch.optim.Muon beside an AdamW, lion timm's, adafactor-hf transformers' Adafactor, those of `LOW_RANK` are
 # of galore_torch and apollo_torch
 OPTIMIZERS = (*TORCH_OPTIMIZERS, "muon", "lion", "adafactor-hf", *BITSANDBYTES, *TORCHAO, *LOW_RANK)

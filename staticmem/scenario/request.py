@@ -26,7 +26,6 @@ from staticmem.scenario.optimizers import (
     LOW_RANK,
     NAMES_OF_TRANSFORMERS,
     REFUSED,
-    TORCHAO,
     OptimizerOptions,
     ProjectionOptions,
     args_text,
@@ -251,11 +250,6 @@ class Request(
     def on_ranks(self) -> bool:
         """Whether the step is one rank's of several."""
         return self.parallel is not None or (self.context_parallel or 1) > 1
-
-    @property
-    def compiles(self) -> bool:
-        """Whether code of `torch.compile` runs in the step."""
-        return bool(self.compile) or self.compile_optimizer or self.optimizer in TORCHAO
 
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""

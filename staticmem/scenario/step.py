@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.scenario.adapters import Lora, Quantized
@@ -10,7 +12,7 @@ from staticmem.scenario.compiling import WHOLE, CompileOptions
 from staticmem.scenario.edits import Edits
 from staticmem.scenario.generation import Generation
 from staticmem.scenario.losses import LossOptions
-from staticmem.scenario.optimizers import LowRank, OptimizerOptions
+from staticmem.scenario.optimizers import TORCHAO, LowRank, OptimizerOptions
 from staticmem.scenario.options import BACKWARD, LEVERS, UPDATED, at_least_one, option
 from staticmem.scenario.strategies import ContextShare, ExpertShare
 from staticmem.version import REFERENCE_RELEASE
@@ -102,6 +104,8 @@ class Scenario(OptimizerOptions, LossOptions, CompileOptions, Checkpointing, Edi
 
     `torch` is the release of PyTorch that runs the step: what autograd saves and which calls there are.
 
+    `runs_triton`: code of `torch.compile` runs in the step, that of the model or that of an optimizer's update.
+
     `optimizer_impl` "foreach" is an optimizer's default on CUDA: Adafactor's is its for-loop, the 8-bit ones are fused.
     """
 
@@ -119,6 +123,11 @@ class Scenario(OptimizerOptions, LossOptions, CompileOptions, Checkpointing, Edi
     low_rank: LowRank | None = None
     experts: ExpertShare | None = None
     context: ContextShare | None = None
+    runs_triton: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        of_optimizer = self.compile_optimizer or self.optimizer in TORCHAO  # whose update torchao compiles
+        object.__setattr__(self, "runs_triton", bool(self.compile) or of_optimizer)
 
     @property
     def gradients_at_start(self) -> bool:

@@ -229,6 +229,11 @@ def _notes(name: str, library: Library, request: Request, report: Report, checkp
         unset = f"{as_flags({'checkpoint': request.checkpoint})} {unset}".rstrip()
     if unset:
         yield f"This file cannot set these, which the prediction includes: {unset}"
+    if library.title == "DeepSpeed" and not request.clip_grad_norm:  # JSON has no place for it
+        yield (
+            "gradient_clipping 0.0 turns clipping off, as predicted: without that line DeepSpeed clips gradients at 1. "
+            "--clip-grad-norm writes 1.0"
+        )
     if library.title == "accelerate" and _is_of_deepspeed(request) and not request.clip_grad_norm:
         # a gradient_clipping of 0 is left out by `DeepSpeedPlugin` of accelerate/utils/dataclasses.py (1.15)
         yield "DeepSpeed clips gradients at 1, its default, which needs no memory; this file cannot turn it off."

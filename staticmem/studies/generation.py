@@ -45,13 +45,13 @@ def binding_at(model: ModelFile, request: Request, dims: Mapping[str, int], toke
     )
 
 
-class _ModelAtOne:
+class _ModelAtOne(ModelFile):
     """A model whose batch and tokens may be 1, whatever it was exported with: exporters take 1 for a size of its own,
     and what the code of decoders does otherwise at it is in the masks, which `generate` makes itself."""
 
     def __init__(self, model: ModelFile) -> None:
         self.path, self.format, self.producer, self.inputs = model.path, model.format, model.producer, model.inputs
-        self.graphs = model.graphs
+        self.graphs, self.fixed_axes = model.graphs, model.fixed_axes
         special = {f"{relation}({name},1)" for name in model.symbols for relation in ("Ne", "Gt")}
         conditions = tuple(text for text in model.sizes.conditions if text not in special)
         self.sizes = replace(model.sizes, conditions=conditions)

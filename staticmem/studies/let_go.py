@@ -26,6 +26,7 @@ from staticmem.studies.trials import Lever
 
 MOST = 8  # groups of variables that are tried, those with the most bytes
 LEAST = 1000  # of the peak, one part of so many: what saves less is not told
+LEAST_OF_OUTPUTS = 100  # the same of held outputs: less of them is in a note of the report, with its flag (SM337)
 LIMIT = 100_000  # ops over all steps that are run for them; a step of an op takes about 0.1 ms
 
 _OUTPUTS = "--outputs dropped"  # asks for that in place of a variable
@@ -45,7 +46,8 @@ def _of_loop(study: Study) -> Iterator[dict[str, Holder]]:
     most."""
     request, scenario, lifetimes = study.request, study.scenario, study.lifetimes
     held, is_training = scenario.outputs == HELD, scenario.training
-    if held and added_by_held_outputs(lifetimes) > lifetimes.peak_bytes // 100:
+    least = lifetimes.peak_bytes // LEAST
+    if held and added_by_held_outputs(lifetimes) > lifetimes.peak_bytes // LEAST_OF_OUTPUTS:
         yield {_OUTPUTS: ("outputs", "backward" if is_training else "call", _LOOP)}
     if not is_training or request.compile or request.on_ranks:
         return
@@ -55,7 +57,6 @@ def _of_loop(study: Study) -> Iterator[dict[str, Holder]]:
         kinds = {hold.kind if hold.who != "loss" else Reason.AUTOGRAD for hold in holds}
         of_batch += sizes[buffer] * (kinds == {Reason.MODEL} and buffers.categories[buffer] == "input")
         of_loss += sizes[buffer] * (kinds == {Reason.AUTOGRAD})
-    least = lifetimes.peak_bytes // LEAST
     if of_batch > least and not request.input_grad:
         names = [name for name, category in zip(buffers.names, buffers.categories, strict=True) if category == "input"]
         yield {BATCH_OF_LOOP: (", ".join(dict.fromkeys(names)), "backward", _LOOP)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -53,8 +52,9 @@ def levers(
     if budget is None and card is not None and card.fit == "does not fit":
         budget = card.usable_bytes
     listed = list(candidates(study))
-    if jobs > 1 and seconds * len(listed) > WORTH_PROCESSES and os.path.isfile(study.model.path):
-        rows = _in_processes(study, gpu, len(listed), jobs, progress)
+    path = workers.name_to_reopen(study.model)
+    if jobs > 1 and seconds * len(listed) > WORTH_PROCESSES and path is not None:
+        rows = _in_processes(path, study.request, gpu, listed, jobs, progress)
     else:
         rows = try_out(trials, listed, progress)
     if budget is not None and study.scenario.training and (best := best_set(trials, budget)) is not None:
@@ -83,30 +83,30 @@ def try_out(trials: Trials, listed: Sequence[Lever], progress: Progress | None =
     return rows
 
 
-_of_process: Recent[tuple[Trials, list[Lever]]] = Recent(1)  # what a process of `jobs` works on
+_of_process: Recent[Trials] = Recent(1)  # what a process of `jobs` works on
 
 
-def rows_of(path: str, request: Request, gpu: str | None, numbers: Sequence[int]) -> list[list[LeverRow]]:
-    """The rows of some of the levers of a model file, each one or none: a function of plain values, for other
-    processes."""
+def rows_of(path: str, request: Request, gpu: str | None, some: Sequence[Lever]) -> list[list[LeverRow]]:
+    """The rows of some levers of a model, each one or none: a function of plain values, for other processes."""
     key = path, key_of(request)
-    kept = _of_process.get(key)
-    if kept is None:
-        study = Study.open(path, request)
-        kept = Trials(study, gpu), list(candidates(study))
-        _of_process.put(key, kept)
-    trials, listed = kept
-    return [try_out(trials, [listed[number]]) for number in numbers]
+    trials = _of_process.get(key)
+    if trials is None:
+        trials = Trials(Study.open(path, request), gpu)
+        _of_process.put(key, trials)
+    return [try_out(trials, [lever]) for lever in some]
 
 
-def _in_processes(study: Study, gpu: str | None, count: int, jobs: int, progress: Progress | None) -> list[LeverRow]:
+def _in_processes(
+    path: str, request: Request, gpu: str | None, listed: Sequence[Lever], jobs: int, progress: Progress | None
+) -> list[LeverRow]:
     """The rows of `try_out`, in its order."""
+    count = len(listed)
     parts = min(2 * jobs, count)  # levers beside one another cost the same: each part has some of all kinds
     tasks = [range(count)[start::parts] for start in range(parts)]
     rows: dict[int, list[LeverRow]] = {}
 
     def run(task: Sequence[int]) -> tuple[Any, ...]:
-        return rows_of, study.model.path, study.request, gpu, list(task)
+        return rows_of, path, request, gpu, [listed[number] for number in task]
 
     for task, result in workers.in_processes(tasks, run, jobs, lambda task: [range(n, n + 1) for n in task]):
         if isinstance(result, StaticmemError):

@@ -32,7 +32,7 @@ def scenario_of(request: Request, layers: Mapping[str, Any]) -> tuple[Scenario, 
     if strategy is not None and not strategy.keeps_whole:
         why = "How the strategy divides packed weights and their scales is not covered."
         raise UsageError(f"--parallel {request.parallel}: {what}", why, "Use --parallel ddp, or one device.", "SM188")
-    if request.compiles:
+    if request.compile:
         raise UsageError(f"--compile: {what}", "What compiled code makes of them is not covered.", whole, "SM188")
     if scenario.training and method in NOT_TRAINED:
         raise UsageError(f"training: {what}", NOT_TRAINED[method], whole, "SM188")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -167,8 +166,9 @@ class _Sizing:
             kinds.setdefault((card.architecture, card.alternatives), []).append(card)
         tasks = sorted(kinds.values(), key=len, reverse=True)
         work = seconds * len(cards) * (STEPS_OF_CARD if self.few else STEPS_OF_MANY)
-        path, rows = self.study.model.path, {}
-        if self.options.jobs > 1 and len(tasks) > 1 and work > workers.WORTH_PROCESSES and os.path.isfile(path):
+        path, rows = workers.name_to_reopen(self.study.model), {}
+        several = self.options.jobs > 1 and len(tasks) > 1 and work > workers.WORTH_PROCESSES
+        if several and path is not None:
             options = replace(self.options, progress=_nothing, cards=tuple(cards), command="", jobs=1)
             results = self._in_processes(path, options, tasks)
         else:

@@ -134,7 +134,7 @@ class GrownSize:
         try:
             for size in (strides, strides + 1):
                 asked = Study(study.model, self.at(study.request, size))
-                assert asked.binding is not None
+                asked.binding  # noqa: B018 - for the error of a size that the file does not allow
                 if self.dim is not None:
                     value_infos(asked.graph, training=study.request.mode == "train")
         except DimensionError:
@@ -255,9 +255,11 @@ def _divide_total(bench: Bench, strategy: str, card: Gpu, request: Request, tota
     if strategy == ACCUMULATE:
         return _accumulated(bench, card, request, total)
     low, _ = batch_range(bench.study.model) or (1, total)
+    if total % DEVICES[0]:
+        return f"{total:,} samples cannot be shared evenly by {DEVICES[0]} devices"
     tried = [devices for devices in DEVICES if total % devices == 0 and total // devices >= low]
     if not tried:
-        return f"{total:,} samples cannot be shared evenly by 2 devices"
+        return f"{DEVICES[0]} devices have {total // DEVICES[0]:,} samples each, the file takes {low:,} or more"
 
     def ask(devices: int) -> Request:
         return replace(request, batch=total // devices, parallel=strategy, devices=devices)
@@ -277,7 +279,9 @@ def _accumulated(bench: Bench, card: Gpu, request: Request, total: int) -> Found
     low, _ = batch_range(bench.study.model) or (1, total)
     parts = [part for part in divisors(total)[:-1] if part >= low]
     if not parts:
-        return f"{total:,} samples are no multiple of {low:,} or more, the least batch of the file"
+        return (
+            f"no micro-batch below {total:,} and of {low:,} or more, the least of the file, divides {total:,} samples"
+        )
 
     def ask(batch: int) -> Request:
         return replace(request, batch=batch, accumulate=total // batch)
@@ -288,11 +292,18 @@ def _accumulated(bench: Bench, card: Gpu, request: Request, total: int) -> Found
         except StaticmemError:
             return False  # the model does not take this batch
 
-    takes = parts[1:] if len(parts) > 1 and not allows(1) else parts  # an export may have no batch of 1
-    at = last(takes, allows)
+    while True:  # an export may have no batch of 1, whatever it says
+        try:
+            least = bench.expected(ask(parts[0]), card)
+            break
+        except StaticmemError as error:
+            if not parts[1:]:
+                return error.why
+            parts = parts[1:]
+    at = last(parts, allows)
     if at < 0:
-        return f"{format_bytes(bench.expected(ask(takes[0]), card))} are needed at {takes[0]:,} samples at a time"
-    batch = takes[at]
+        return f"{format_bytes(least)} are needed at {parts[0]:,} samples at a time"
+    batch = parts[at]
     return Found(1, bench.expected(ask(batch), card), batch, total // batch)
 
 

@@ -34,6 +34,6 @@ def step_of(model: ModelFile, graph: Graph, scenario: Scenario, policy: str = "e
         return kept[1]
     result = run_step(graph, scenario, policy)
     step = result, Lifetimes(result.trace)
-    if getattr(model, "graphs", None) is not None and len(graph.ops) <= MOST_OPS:
+    if model.graphs is not None and len(graph.ops) <= MOST_OPS:
         kept_steps.put(key, (graph, step))
     return step

@@ -111,14 +111,14 @@ class Study:
     def _scenario(self) -> tuple[Scenario, list[Note]]:
         """The scenario as asked, with the loss that its model has."""
         scenario, notes = self._asked
-        own_loss, unlabelled = getattr(self.model, "own_loss", ""), getattr(self.model, "unlabelled", "")
+        own_loss, unlabelled = self.model.own_loss, self.model.unlabelled
         if scenario.training and (own_loss or unlabelled):
             notes = [*notes, Note("assumption", "SM330", own_loss or unlabelled)]
         if scenario.training and own_loss:
             loss = AUTO if scenario.loss == OF_TRANSFORMERS else scenario.loss
             return replace(scenario, loss=loss), notes
         # the code of such a model computes `ForCausalLMLoss` from labels, as every trainer has it do
-        has_causal_loss = getattr(self.model, "loss_function", "") == "ForCausalLM"
+        has_causal_loss = self.model.loss_function == "ForCausalLM"
         by_itself = scenario.loss == AUTO and scenario.training and has_causal_loss
         if scenario.loss != OF_TRANSFORMERS and not by_itself:
             return scenario, notes
@@ -127,7 +127,7 @@ class Study:
 
     @cached_property
     def _asked(self) -> tuple[Scenario, list[Note]]:
-        packing = getattr(self.model, "packing", None)
+        packing = self.model.packing
         if packing is not None and packing.layers:
             from staticmem.studies.packed_layers import scenario_of
 
@@ -363,7 +363,7 @@ class Study:
         if result.unknown:
             notes += _unknown_ops(result)
         if self.request.gpu is not None:
-            notes += _other_gpu(getattr(self.model, "asked_of_gpu", ()), self.device.gpu)
+            notes += _other_gpu(self.model.asked_of_gpu, self.device.gpu)
         if self.scenario.training and not result.trained:
             notes.append(Note("warning", "SM202", "no parameter receives a gradient: nothing is trained"))
         if self.scenario.outputs == HELD:
@@ -446,13 +446,12 @@ class Study:
 
 def _choose_recording(model: ModelFile, request: Request) -> ModelFile:
     """The model; of code that is recorded on demand, the recording that holds at the request's sizes."""
-    again = getattr(model, "at", None)
-    if again is None:
+    if not model.is_recorded_again:
         return model
     sizes = dict(request.dims or {})
     firsts = {spec.shape[0] for spec in model.inputs if spec.shape}
     batches = {first for first in firsts if isinstance(first, str)} or firsts - {1} or firsts
-    if request.batch is not None and "batch" in getattr(model, "fixed_axes", {}).values():
+    if request.batch is not None and "batch" in model.fixed_axes.values():
         sizes["batch"] = request.batch
     for spec in model.inputs:
         # a size that the code has fixed goes by its place
@@ -464,8 +463,7 @@ def _choose_recording(model: ModelFile, request: Request) -> ModelFile:
         if request.image_size is not None and sides is not None:
             sizes |= dict(zip(sides, request.image_size, strict=True))
     scenario = request.scenario()[0]
-    resized: ModelFile = again(sizes, scenario.training, _usual_options(request, scenario))
-    return resized
+    return model.at(sizes, scenario.training, _usual_options(request, scenario))
 
 
 def _usual_options(request: Request, scenario: Scenario) -> dict[str, str]:

@@ -17,16 +17,13 @@ from typing import Any
 
 from staticmem.config.config import Config, load
 from staticmem.config.locate import is_config
-from staticmem.devices.architectures import Needs, standing
-from staticmem.devices.meters import SharedReplays
+from staticmem.devices.architectures import standing
+from staticmem.devices.meters import SharedReplays, needs_said
 from staticmem.devices.sizing import Fit
 from staticmem.documents import Node
 from staticmem.errors import StaticmemError, UsageError, did_you_mean
-from staticmem.frontends import architectures
-from staticmem.ir.dtypes import bfloat16
 from staticmem.report.sweep import MAY_FIT, SCHEMA, CardFit, ErrorInfo, Sweep, SweepRow
 from staticmem.scenario.kinds import kind_of, read_keyword, read_keywords, read_texts
-from staticmem.scenario.precision import precision
 from staticmem.scenario.request import OPTIONS, Request
 from staticmem.studies import Study, without_cycle_search, workers
 from staticmem.studies.bench import Bench, card_fit, fit_on
@@ -254,7 +251,7 @@ def _results(
 
     def run(task: Task) -> tuple[Any, ...]:
         model, indices = task
-        return measure, _whole_path(model), [requests[i] for i in indices], tuple(gpus), device, largest
+        return measure, workers.whole_name(model), [requests[i] for i in indices], tuple(gpus), device, largest
 
     if executor is not None:
         outcomes = workers.on_executor(executor, tasks, run)
@@ -262,13 +259,6 @@ def _results(
         outcomes = workers.in_processes(tasks, run, jobs, lambda task: [(task[0], [index]) for index in task[1]])
     for (_, indices), result in outcomes:
         yield indices, [result] * len(indices) if isinstance(result, StaticmemError) else result
-
-
-def _whole_path(path: str) -> str:
-    try:
-        return architectures.whole(path)
-    except FileNotFoundError:  # the current folder is gone: that the file is too is an error of the row
-        return path
 
 
 def _row(point: Point, outcome: Outcome) -> SweepRow:
@@ -365,7 +355,7 @@ def _ruled_out(row: Row, gpu: str) -> CardFit:
     device = device_of(replace(row.request, gpu=gpu))
     card = device.gpu
     left = card.usable - row.live - device.setup.profile.overhead(card).low
-    outcome = standing(card, device.setup.torch, _needs(row.request))
+    outcome = standing(card, device.setup.torch, needs_said(row.request.scenario()[0]))
     fit = MAY_FIT if left >= 0 else Fit.DOES_NOT_FIT.value
     fit = Fit.CANNOT_RUN.value if outcome.obstacle else fit
     return CardFit(
@@ -383,13 +373,6 @@ def _ruled_out(row: Row, gpu: str) -> CardFit:
         why=outcome.obstacle,
         condition=outcome.condition,
     )
-
-
-def _needs(request: Request) -> Needs:
-    """What a step needs of a chip, as far as its request says it: it was not run."""
-    cast, autocast = (precision(name, getattr(request, name)) is bfloat16 for name in ("dtype", "amp"))
-    compiled = bool(request.compile) or (request.compile_optimizer and cast)
-    return Needs(cast or autocast, autocast, request.compiles, compiled and (cast or autocast))
 
 
 LEAST = 5  # batches for which three steps are worth their comparison

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -13,6 +14,8 @@ from typing import Any, TypeVar
 
 from staticmem.child import isolated_workers
 from staticmem.errors import StaticmemError, unexpected
+from staticmem.frontends import architectures
+from staticmem.ir.model_file import ModelFile
 
 # Seconds of processor time from which processes are worth their start: each imports and runs for itself the steps that
 # the others have too. Three cards of ResNet-50, 3.6 s of work, take 5.8 s of it in two processes (benchmarks/size.py).
@@ -20,6 +23,21 @@ WORTH_PROCESSES = 6.0
 
 Task = TypeVar("Task")
 Run = Callable[[Task], tuple[Any, ...]]  # what an executor's `submit` takes for a task
+
+
+def name_to_reopen(model: ModelFile) -> str | None:
+    """What another process opens a model by: the name that was given, with its options, or the path of its file; None
+    where it is in memory alone."""
+    given = model.given or model.path
+    return whole_name(given) if model.given or os.path.isfile(given) else None
+
+
+def whole_name(given: str) -> str:
+    """The name of a model for processes in other folders."""
+    try:
+        return architectures.whole(given)
+    except FileNotFoundError:  # the current folder is gone: that the file is too is an error of the row
+        return given
 
 
 def on_executor(executor: Executor, tasks: Sequence[Task], run: Run[Task]) -> Iterator[tuple[Task, Any]]:

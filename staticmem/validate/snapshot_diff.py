@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from staticmem.errors import UsageError
 from staticmem.report.formats import JSON, Format
+from staticmem.report.formats.diff import change_text
 from staticmem.report.text import PLAIN, Text, View, printable
 from staticmem.validate import snapshots
 from staticmem.validate.snapshots import Allocation, Snapshot
@@ -131,10 +132,7 @@ def answer(result: SnapshotDiff, view: View = PLAIN) -> str:
         text = f"{len(result.files):,} snapshots peak at {low} ({names[0]}) to {high} ({names[1]})"
         share = result.skew_bytes / max(before.allocated_bytes, 1)
         return f"{text}: the largest is {view.size(result.skew_bytes)} ({share:.1%}) above the smallest."
-    if result.change_bytes == 0:
-        return f"The peak of allocated memory stays at {high}."
-    verb = "grows" if result.change_bytes > 0 else "shrinks"
-    return f"The peak of allocated memory {verb} by {view.size(abs(result.change_bytes))}, from {low} to {high}."
+    return f"The peak of allocated memory {change_text(before.allocated_bytes, after.allocated_bytes, view)}."
 
 
 def render(result: SnapshotDiff, view: View = PLAIN) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from staticmem.allocators.band import WIDTH, Replays
 from staticmem.allocators.cuda_caching import simulate
-from staticmem.allocators.peaks import LargePool, joined, outline, peaks, reserve
+from staticmem.allocators.peaks import LargePool, joined, large_ids, outline, peaks, reserve
 from staticmem.allocators.process import RELEASE, Event, Mark, Origins, Process
 from staticmem.allocators.settings import Layout, ascending, descending, shuffled
 
@@ -164,10 +164,11 @@ def test_the_large_pool_with_the_small_one_as_predicted(
     calls, sizes = process
     nominal = outline(calls, sizes)
     third = int(len(calls) * share)
-    pool = LargePool(made(calls, sizes, third), nominal, growth)
+    short, long = made(calls, sizes, third), made(calls, sizes, len(calls))
+    pool = LargePool(short, nominal, large_ids(short, growth))
     kept = [sizes[id] for id in pool.ids]
     assert all(size > MIB / growth for size in kept)
-    whole = LargePool(made(calls, sizes, len(calls)), nominal, growth)
+    whole = LargePool(long, nominal, large_ids(long, growth))
     assert whole.peaks([sizes[id] for id in whole.ids]) == (nominal.peak_allocated, nominal.peak_reserved)
     earlier = peaks(calls[:third], sizes)
     without = pool.peaks(kept)
@@ -179,7 +180,7 @@ def test_a_workspace_that_may_be_large_is_in_the_large_pool() -> None:
     """As predicted the workspace of 0.5 MiB is in the small pool; at most it opens a segment of 12 MiB."""
     process = made([0, 1, ~1], [4 * MIB, MIB // 2], 3, {1: (0, 12 * MIB)})
     nominal = outline(process.calls, process.sizes)
-    pool = LargePool(process, nominal, 1 + WIDTH)
+    pool = LargePool(process, nominal, large_ids(process, 1 + WIDTH))
     assert pool.ids == (0, 1)
     assert nominal[::2][:2] == (4 * MIB + MIB // 2, 22 * MIB)
     assert pool.peaks([4 * MIB, 0]) == (4 * MIB, 22 * MIB)

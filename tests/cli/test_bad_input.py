@@ -210,7 +210,22 @@ def test_output_exists_or_is_a_directory(capsys: pytest.CaptureFixture[str], tmp
     assert "is a directory" in fails(capsys, SEED, "-o", str(tmp_path), "--force")[0]
 
 
-@pytest.mark.parametrize("flags", [["-f", "json"], ["--format=json"], ["-fjson"], ["--format", "json", "--xyzzy"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["-f", "json"],
+        ["--format=json"],
+        ["-fjson"],
+        ["-qf", "json"],
+        ["--format", "json", "--xyzzy"],
+        ["-f", "json", "--outputs", "dropt"],
+        ["--outputs=held", "-f", "json"],
+        ["-f", "json", "--outputs"],
+        ["-f", "json", "--optimizer", "adam", "--outputs", "dropped"],
+        ["-f", "json", "--let-go", "x"],
+        ["-f", "json", "--zero-grad", "never"],
+    ],
+)
 def test_errors_are_json_where_json_is_asked_for(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     assert main(["analyze", "nothing.onnx", *flags]) == 2
@@ -218,8 +233,15 @@ def test_errors_are_json_where_json_is_asked_for(flags: list[str], capsys: pytes
     row = json.loads(shown.out)
     jsonschema.validate(row, json.loads((ROOT / "schemas" / "error-1.schema.json").read_text()))
     assert shown.err == f"error: {row['what']} [{row['code']}]\n  {row['why']}\n  {row['hint']}\n"
-    assert main(["analyze", "nothing.onnx", "-f", "md"]) == 2
-    assert not capsys.readouterr().out
+    for others in (["-f", "md"], ["-f", "json", "-o", "a.json"], ["-f", "json", "-oa.json", "--outputs", "held"]):
+        assert main(["analyze", "nothing.onnx", *others]) == 2
+        assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["--format=json"], ["--xyzzy", "-f", "json"], ["size", "-f", "json", "--gpu"]])
+def test_errors_without_a_model_are_json_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert json.loads(capsys.readouterr().out)["code"] == "SM140"
 
 
 def test_a_dependency_that_is_not_installed(

@@ -136,7 +136,7 @@ def test_sweep_with_cards(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["sweep", SEED, "--no-config", "--what-if", "batch=1,64", "-j", "1"]
     out, _ = said(capsys, *words, "--gpu", "1340MiB", "--gpu", "l4")
     last = out.split("\n\n")[0].replace("\n", " ")
-    assert last.startswith("2 configurations; none fits 1340mib, 1 is tight (its upper estimate is the whole card); ")
+    assert last.startswith("2 configurations; none fits 1340mib, 1 is tight (the upper estimate is the whole card); ")
     assert "1 fits l4" in last or "2 fit l4" in last
     out, _ = said(capsys, *words, "--gpu", "2GiB", "--meter", "live")
     assert "may fit" in out

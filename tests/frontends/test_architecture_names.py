@@ -11,6 +11,7 @@ import pytest
 
 from staticmem.cli.main import main
 from staticmem.errors import ModelFileError, UsageError
+from staticmem.frontends import open_model
 from staticmem.frontends.architectures import (
     LARGEST,
     MOST_PARTS,
@@ -248,3 +249,19 @@ def test_methods_that_transformers_loads_whole() -> None:
 def test_methods_whose_layers_are_recorded(method: str) -> None:
     found = packing_of(packed(quant_method=method), "c", False)
     assert (found.layers, found.quantize) == ({"quant_method": method}, "")
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("modls:resnet50", "Did you mean 'models:resnet50'?"),
+        ("tim:resnet50,batch=8", "Did you mean 'timm:resnet50,batch=8'?"),
+        ("torchvison:vgg11", "Did you mean 'torchvision:vgg11'?"),
+        ("model.py:build", "Export what the function returns: staticmem export model.py:build -o model.pt2"),
+        ("c:none", "Check the path."),
+    ],
+)
+def test_a_mistyped_package_is_meant(given: str, hint: str) -> None:
+    with pytest.raises(ModelFileError, match="does not exist") as error:
+        open_model(given)
+    assert error.value.hint == hint

@@ -10,11 +10,20 @@ import pytest
 
 from staticmem.errors import DimensionError, StaticmemError, UsageError
 from staticmem.ir import dtypes
-from staticmem.ir.model_file import MAX_DIM, Binding, InputSpec, SymbolRange, TracedSizes, describe_inputs, resolve
+from staticmem.ir.model_file import (
+    MAX_DIM,
+    Binding,
+    InputSpec,
+    ModelFile,
+    SymbolRange,
+    TracedSizes,
+    describe_inputs,
+    resolve,
+)
 
 
 @dataclass
-class Model:
+class Model(ModelFile):
     inputs: tuple[InputSpec, ...]
     symbols: Mapping[str, SymbolRange] = field(default_factory=dict)
     path: str = "m"

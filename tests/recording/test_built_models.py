@@ -21,7 +21,7 @@ from staticmem.frontends import open_model
 from staticmem.frontends.architectures import Architecture
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.recording import architecture_child, architectures, example_inputs, hub, kept, labels, model_inputs
-from staticmem.studies import Request, Study
+from staticmem.studies import Request, Study, workers
 
 torch = pytest.importorskip("torch")
 
@@ -250,14 +250,19 @@ def test_a_model_of_transformers_trains_with_its_own_loss() -> None:
     assert reports[_OwnLoss, "auto"].peak == reports[_OwnLoss, "cross-entropy"].peak
 
 
-def test_a_loss_that_cannot_be_recorded_casts_the_scores_all_the_same() -> None:
-    """The step of a model whose recording lacks its own loss is that of `causal-lm`, and both facts are said."""
+def document_of_decoder() -> dict[str, Any]:
+    """The recording of `_Decoder` in bfloat16, without labels."""
     from staticmem.recording.record import record
 
     with torch.device("meta"):
         module = _Decoder().to(torch.bfloat16)
-        document = record(module, (torch.zeros(4, 32, dtype=torch.int64),))
-    document |= labels.loss_function(module)
+        document: dict[str, Any] = record(module, (torch.zeros(4, 32, dtype=torch.int64),))
+    return document | labels.loss_function(module)
+
+
+def test_a_loss_that_cannot_be_recorded_casts_the_scores_all_the_same() -> None:
+    """The step of a model whose recording lacks its own loss is that of `causal-lm`, and both facts are said."""
+    document = document_of_decoder()
     of_library = Study(RecordedModel("<m>", document, "transformers"), Request(batch=4, optimizer="sgd")).report
     without = RecordedModel("<m>", {**document, "unlabelled": "it reads values"}, "transformers")
     report = Study(without, Request(batch=4, optimizer="sgd")).report
@@ -270,12 +275,7 @@ def test_a_loss_that_cannot_be_recorded_casts_the_scores_all_the_same() -> None:
 @pytest.mark.parametrize("words", [{"compile_optimizer": True}, {"optimizer": "torchao-adamw-8bit"}])
 def test_a_compiled_optimizer_leaves_the_loss_of_transformers(words: dict[str, Any]) -> None:
     """The model's code runs as it is: its scores are cast to float32."""
-    from staticmem.recording.record import record
-
-    with torch.device("meta"):
-        module = _Decoder().to(torch.bfloat16)
-        document = record(module, (torch.zeros(4, 32, dtype=torch.int64),))
-    model = RecordedModel("<m>", document | labels.loss_function(module), "transformers")
+    model = RecordedModel("<m>", document_of_decoder(), "transformers")
     asked = Request(batch=4, **{"optimizer": "adamw", **words})
     assert Study(model, asked).scenario.loss == "causal-lm"
     assert Study(model, replace(asked, optimizer="adamw", compile=("all",))).scenario.loss == "auto"
@@ -566,3 +566,20 @@ def test_the_folder_of_a_config_is_read_once(tmp_path: Path, monkeypatch: pytest
     config.write_text('{"model_type": "llama"}')
     assert Study.open(str(config), Request(batch=4, mode="infer")).report.model.inputs
     assert len(read) == 1
+
+
+def test_other_processes_open_a_name_with_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of its config alone would be another model; what is in memory alone has none."""
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    monkeypatch.setattr(architectures, "_check_installed", lambda architecture: None)
+    monkeypatch.setattr(architectures, "document_of", lambda *_: (architecture_child._recorded(built(_Cached), {}), []))
+    name = f"transformers:{config},seq=64,labels=no"
+    assert workers.name_to_reopen(Study.open(name, Request(batch=4)).model) == name
+    monkeypatch.chdir(tmp_path)
+    assert workers.name_to_reopen(Study.open("transformers:config.json,seq=64", Request(batch=4)).model) == (
+        f"transformers:{tmp_path}/config.json,seq=64"
+    )
+    path = Path(__file__).parents[2] / "models" / "resnet18.pt2"
+    assert workers.name_to_reopen(open_model(str(path))) == str(path)
+    assert workers.name_to_reopen(RecordedModel("<m>", document_of_decoder(), "pt2")) is None

@@ -245,3 +245,14 @@ def test_notes_say_what_is_not_set() -> None:
     assert "float32" in notes["transformers"], "accelerate copies outputs"
     for one in result.settings:
         assert all(note in one.text for note in one.notes)
+    zero = staticmem.fit(BLOCKS, "l4", optimizer="adamw", batch=4, devices=2, parallel="zero2", library="deepspeed")
+    assert zero.settings[0].notes[-1].startswith("gradient_clipping 0.0 turns clipping off, as predicted")
+
+
+@pytest.mark.parametrize(("name", "line"), [("batch@loop", "del inputs"), ("loss@loop", "del loss, outputs")])
+def test_variables_of_the_loop_are_let_go_of_in_the_text(name: str, line: str) -> None:
+    run = run_of({"optimizer": "adam", "let_go": (name, "x@model.py:7")})
+    pytorch = LIBRARIES["pytorch"]
+    assert line in pytorch.text(run)
+    assert pytorch.unset(run.request) == "--let-go x@model.py:7"
+    assert name in LIBRARIES["transformers"].unset(run.request)

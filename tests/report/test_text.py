@@ -92,7 +92,7 @@ def test_meter_is_explained(report: Report) -> None:
 def test_the_answer_comes_first_and_says_what_to_ask_next(report: Report) -> None:
     fit = GpuFit("l4", "L4", "sm_89", 20 << 30, "fits", 5 << 30, 0, ())
     peak = replace(report.peak, device_bytes=15 << 30, bands={**report.peak.bands, "device": Band(14 << 30, 18 << 30)})
-    why = "its upper estimate is above 95 % of the card"
+    why = "the upper estimate is above 95 % of the card"
     for words, changed in (
         ("Fits an L4: needs 15.0 of 20.0 GiB, at most 18.0 GiB.", fit),
         (f"Tight on an L4: needs 15.0 of 20.0 GiB, at most 18.0 GiB.\nI{why[1:]}.", replace(fit, fit="tight", why=why)),

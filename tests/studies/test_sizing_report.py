@@ -10,6 +10,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -28,7 +29,7 @@ from staticmem.report.formats.sizing import count_text, outcome
 from staticmem.report.json import dumps
 from staticmem.report.sizing import Sizing
 from staticmem.report.text import PLAIN, Style, View
-from staticmem.studies import Study, request_of
+from staticmem.studies import Request, Study, request_of, sizing_search
 from staticmem.studies.bench import Bench
 from staticmem.studies.recommend import recommend
 from staticmem.studies.sizing import Options, size
@@ -69,6 +70,68 @@ def test_processes_give_the_report_of_one(
     together = json.loads(run(capsys, *words, "-f", "json", "-j", "2")[1])
     assert alone.pop("command") != together.pop("command")
     assert alone == together
+
+
+# -- shares of a global batch ------------------------------------------------------------------------------------
+
+
+class _Bench:
+    """Steps that need a MiB a sample, of which 8 are safe. `refused` are batches that the model does not take."""
+
+    study = SimpleNamespace(model=None)
+
+    def __init__(self, refused: tuple[int, ...] = ()) -> None:
+        self.refused = refused
+
+    def expected(self, request: Request, card: object) -> int:
+        assert request.batch is not None
+        if request.batch in self.refused:
+            raise StaticmemError("no", "The model takes no such batch.", "", "SM115")
+        return request.batch << 20
+
+    def safe(self, request: Request, card: object) -> bool:
+        return self.expected(request, card) <= 8 << 20
+
+
+@pytest.mark.parametrize(
+    ("total", "low", "refused", "found"),
+    [
+        (32, 1, (), (8, 4)),
+        (32, 2, (1,), (8, 4)),
+        (16, 8, (1,), (8, 2)),  # the least of the file alone is safe
+        (32, 1, (1,), (8, 4)),
+        (64, 16, (), "16.0 MiB are needed at 16 samples at a time"),
+        (62, 1, (1,), (2, 31)),
+        (7, 2, (), "no micro-batch below 7 and of 2 or more, the least of the file, divides 7 samples"),
+        (6, 4, (), "no micro-batch below 6 and of 4 or more, the least of the file, divides 6 samples"),
+        (7, 1, (1,), "The model takes no such batch."),
+    ],
+)
+def test_micro_batches_of_a_global_batch(
+    monkeypatch: pytest.MonkeyPatch, total: int, low: int, refused: tuple[int, ...], found: tuple[int, int] | str
+) -> None:
+    monkeypatch.setattr(sizing_search, "batch_range", lambda _: (low, 64))
+    bench: Any = _Bench(refused)
+    outcome = sizing_search._accumulated(bench, gpus.find("l4"), Request(), total)
+    assert (outcome if isinstance(outcome, str) else (outcome.batch, outcome.accumulate)) == found
+
+
+@pytest.mark.parametrize(
+    ("total", "low", "found"),
+    [
+        (32, 1, 4),
+        (9, 1, "9 samples cannot be shared evenly by 2 devices"),
+        (6, 4, "2 devices have 3 samples each, the file takes 4 or more"),
+        (36, 4, "9.00 MiB are needed on each of 4 at 9 samples each"),
+    ],
+)
+def test_devices_that_share_a_global_batch(
+    monkeypatch: pytest.MonkeyPatch, total: int, low: int, found: int | str
+) -> None:
+    monkeypatch.setattr(sizing_search, "batch_range", lambda _: (low, 64))
+    bench: Any = _Bench()
+    outcome = sizing_search._divide_total(bench, "fsdp", gpus.find("l4"), Request(), total)
+    assert (outcome if isinstance(outcome, str) else outcome.devices) == found
 
 
 def test_processes_are_not_started_for_what_takes_less(
@@ -213,7 +276,7 @@ def test_several_cards_where_one_is_too_small() -> None:
 def test_one_card_that_is_tight_comes_before_several() -> None:
     """It holds the step; the sentence says why it is tight, and how many have room."""
     found = sized(cards=("rtx-3070", "t4"), batch=160)
-    says = r"One Tesla T4 trains it at batch 160, but it is tight: it fits only .*; with checkpointed blocks it fits"
+    says = r"One Tesla T4 trains it at batch 160, but it is tight: PyTorch has to .*; with checkpointed blocks it fits"
     assert re.match(says, found.recommendation)
     assert found.recommended == "t4"
     row = next(row for row in found.cards if row.slug == "t4")

@@ -165,6 +165,26 @@ def test_a_card_that_cannot_run_a_configuration_does_not_fit() -> None:
     assert "t4 cannot run 1 of them (torch.autocast of PyTorch 2.2 refuses" in said
 
 
+@pytest.mark.parametrize(
+    ("card", "options"),
+    [
+        ("t4", {"optimizer": "torchao-adamw-fp8"}),  # Triton has E4M3 from 8.9 on
+        ("a100-pcie-40gb", {"optimizer": "torchao-adamw-fp8"}),
+        ("p100", {"optimizer": "torchao-adamw-8bit"}),  # and runs from 7.0 on
+        ("t4", {"optimizer": "torchao-adamw-8bit", "dtype": "bf16"}),
+        ("t4", {"optimizer": "adamw", "compile_optimizer": True, "dtype": "bf16"}),
+        ("t4", {"optimizer": "adamw", "compile_optimizer": True, "amp": "bf16"}),
+    ],
+)
+def test_live_memory_says_what_a_card_cannot_run_as_a_run_does(card: str, options: dict[str, Any]) -> None:
+    said = [
+        staticmem.sweep(SEED, {"batch": [2]}, gpus=[card], meter=meter, **options).rows[0].cards[0].obstacle
+        for meter in ("live", "device")
+    ]
+    assert said[0] == said[1]
+    assert bool(said[0]) == ("amp" not in options)
+
+
 def test_live_memory_alone_rules_out_and_never_in() -> None:
     found = staticmem.sweep(SEED, {"batch": [1, 64]}, gpus=["2GiB"], meter="live")
     assert [row.cards[0].fit for row in found.rows] == ["may fit", "does not fit"]

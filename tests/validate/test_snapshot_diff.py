@@ -111,6 +111,7 @@ def test_what_does_not_go_with_snapshots_is_refused(tmp_path: Path, capsys: pyte
         ([one, one, "--config", "staticmem.yaml"], "SM140"),
         ([one, one, one, "--max-increase", "5%"], "SM140"),
         ([one, one, "-f", "md"], "SM141"),
+        ([one, one, "-f", "html", "-o", str(tmp_path / "a.html")], "SM141"),
         ([one, model], "SM233"),
         ([model, model, model], "SM140"),
         ([one, str(evil)], "SM233"),

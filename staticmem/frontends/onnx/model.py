@@ -22,7 +22,7 @@ from staticmem.frontends.onnx.shapes import Body
 from staticmem.frontends.recent import Graphs
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Note
-from staticmem.ir.model_file import CHANNELS_FIRST, CHANNELS_LAST, InputSpec, SymbolRange, TracedSizes
+from staticmem.ir.model_file import CHANNELS_FIRST, CHANNELS_LAST, InputSpec, ModelFile, SymbolRange, TracedSizes
 from staticmem.ir.onnx_graph import Attr, Node, Subgraph
 
 TO_CHANNELS_FIRST = (0, 3, 1, 2)  # a permutation of axes
@@ -58,7 +58,7 @@ _FIXED = re.compile(r"[1-9][0-9]{0,11}$")  # what PyTorch writes where Dim.AUTO 
 _NAME = re.compile(r"[A-Za-z_][\w.]*$")
 
 
-class OnnxModel:
+class OnnxModel(ModelFile):
     """A model of an ONNX file. `body` is its proto without metadata and old shapes: it is what inference gets.
 
     With `again`, which reads the file once more, a large model lets its nodes go when it is bound: the ATen graph takes

@@ -24,15 +24,18 @@ def headline(d: ReportDiff, view: View = PLAIN) -> str:
     assert live.before is not None
     assert live.after is not None
     assert live.delta is not None
-    if live.delta == 0:
-        text = f"Peak stays at {view.size(live.after)}"
-    else:
-        share = f" ({_percent(live)})" if live.before else ""
-        verb = "grows" if live.delta > 0 else "shrinks"
-        before, after = view.size(live.before), view.size(live.after)
-        to = f" to {after}" if after != before else ""
-        text = f"Peak {verb} by {view.size(abs(live.delta))}{share}, from {before}{to}"
-    return f"{text}{_fit(d)}."
+    share = f" ({_percent(live)})" if live.before else ""
+    return f"Peak {change_text(live.before, live.after, view, share)}{_fit(d)}."
+
+
+def change_text(before: int, after: int, view: View, share: str = "") -> str:
+    """`grows by 1.20 GiB, from 15.00 GiB to 16.20 GiB`: what a number of bytes does; `share` stands behind the change,
+    and sizes that look the same are told once."""
+    if after == before:
+        return f"stays at {view.size(after)}"
+    verb = "grows" if after > before else "shrinks"
+    start, end = view.size(before), view.size(after)
+    return f"{verb} by {view.size(abs(after - before))}{share}, from {start}{f' to {end}' * (end != start)}"
 
 
 def _fit(d: ReportDiff) -> str:

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from staticmem.ir.dtypes import HALVES, DType
 from staticmem.report.text import printable
+from staticmem.scenario.edits import BATCH_OF_LOOP, LOSS_OF_LOOP
 from staticmem.scenario.precision import precision
 from staticmem.scenario.presets import PRESETS
 from staticmem.scenario.request import OPTIONS, Request, as_flags
@@ -78,6 +79,7 @@ class Library:
     """A library that trains. `file` is the name of what its module writes; `strategies` those that it can express.
 
     `sets` are the options of a request that its text sets; `preset` says what its loop does besides (`Preset`).
+    `lets_go` are the variables of the loop that its text lets go of where the request does.
     """
 
     title: str
@@ -87,6 +89,7 @@ class Library:
     sets: frozenset[str]
     preset: str = ""
     sets_with_shards: frozenset[str] = frozenset()
+    lets_go: frozenset[str] = frozenset()
 
     def text(self, run: Run) -> str:
         """The settings as the text of a file, with a final newline."""
@@ -106,7 +109,8 @@ class Library:
         sets = self.sets | _OF_THE_ANALYSIS
         if strategy is not None and strategy.shards_modules:
             sets |= self.sets_with_shards
-        return as_flags({name: getattr(request, name) for name in OPTIONS if name not in sets})
+        kept = replace(request, let_go=tuple([name for name in request.let_go if name not in self.lets_go]))
+        return as_flags({name: getattr(kept, name) for name in OPTIONS if name not in sets})
 
 
 LOOP = frozenset("outputs zero_grad set_to_none".split())  # what a training loop does, whatever the settings say
@@ -121,7 +125,8 @@ _OF_THE_ANALYSIS = frozenset(
 
 LIBRARIES: dict[str, Library] = {
     "pytorch": Library(
-        "PyTorch", "pytorch", "train_step.py", (None, *_OF_PYTORCH), _TRAINER | {"dtype", "channels_last"}
+        "PyTorch", "pytorch", "train_step.py", (None, *_OF_PYTORCH), _TRAINER | {"dtype", "channels_last"},
+        lets_go=frozenset({BATCH_OF_LOOP, LOSS_OF_LOOP}),
     ),
     "transformers": Library(
         "transformers", "hf_trainer", "training_arguments.py", (None, *DATA_PARALLEL), _TRAINER, "hf-trainer"
