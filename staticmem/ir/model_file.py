@@ -121,7 +121,7 @@ class ModelFile:
         own_loss: what reports say of a loss that the recording has, of labels that go in.
         unlabelled: what reports say where the model has such a loss and the recording lacks it.
         loss_function: the key of transformers' LOSS_MAPPING by which a forward with labels computes its loss.
-        packing: how the weights of its checkpoint are packed (`frontends.architectures.Packing`).
+        packing: how the weights of its checkpoint are packed; None of a file.
         asked_of_gpu: what the code asks of the GPU that it runs on.
         fixed_axes: sizes that the code has fixed, by their places: `x[0]` and the name that the size has.
         inputs_of_mode: inputs of training alone (True), and of inference alone (False).
