@@ -149,7 +149,11 @@ def size(
         needs = _band(row.device_low_bytes, row.device_bytes, row.device_high_bytes)
         batches = {"largest_batch": row.max_batch, "largest_safe_batch": row.safe_batch}
         rows.append({"gpu": row.slug, "verdict": row.fit, "device": needs, "usable": row.usable_bytes, **batches})
-    return {"answer": sizing.recommendation, "cards": rows, "cards_left_out": len(sizing.cards) - len(rows)}
+    return {
+        "answer": sizing.recommendation.replace("\n", " "),
+        "cards": rows,
+        "cards_left_out": len(sizing.cards) - len(rows),
+    }
 
 
 def fit(

@@ -64,7 +64,7 @@ class Verdict:
         if self.standing.obstacle or self.memory is not Fit.TIGHT:
             return self.standing.obstacle
         if self.cached:
-            return "PyTorch has to free cached memory"
+            return "PyTorch must free cached memory"
         if self.needed.high >= self.usable:
             return "the upper estimate is the whole card"
         return f"the upper estimate is above {100 * TIGHT:.0f} % of the card"

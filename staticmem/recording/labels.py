@@ -103,7 +103,7 @@ def _check_batch(module: Any, args: Any, kwargs: Any) -> None:
     import torch
 
     if any(isinstance(value.shape[0], torch.SymInt) for value in kwargs.values() if isinstance(value, torch.Tensor)):
-        raise ValueError("each of the batch has labels of its own, so that its size is fixed")
+        raise ValueError("each sample has other labels, so that the size of the batch is fixed")
 
 
 def loss_of(result: Any) -> Any:

@@ -11,6 +11,7 @@ from staticmem.liveness.why import short
 from staticmem.report import model
 from staticmem.report.text import PLAIN, View
 from staticmem.scenario.strategies import STRATEGIES
+from staticmem.units import MIB
 
 if TYPE_CHECKING:
     from staticmem.report.run import RunReport
@@ -232,7 +233,10 @@ def fit_lines(
     if gpu.obstacle:
         return [f"Cannot run on {card}: {gpu.obstacle}.", f"Without that, it would need {uses}{most}."]
     if gpu.fit == "does not fit":
-        return [f"Does not fit {card}: {subject}{shortage(gpu, need, view)}."]
+        lines = [f"Does not fit {card}: {subject}{shortage(gpu, need, band, view)}."]
+        if band is not None and band.low <= gpu.usable_bytes:
+            lines.append(f"In the best case it needs {view.size(band.low)}, which fits.")
+        return lines
     on = " on a condition" if gpu.condition else ""
     verb = "Fits" if gpu.fit == "fits" else "Tight on"
     return [f"{verb} {card}{on}: {subject}needs {uses}{most}.", *fit_reasons(gpu, band, returned)]
@@ -277,11 +281,22 @@ def worst_case(need: int, band: model.Band | None, usable: int | None, view: Vie
     return f", at most {most}"
 
 
-def shortage(gpu: model.GpuFit, need: int, view: View) -> str:
-    """`needs 23.4 of 22.0 GiB, 1.38 GiB short`, or what a card needs that holds it where PyTorch frees its cache."""
+def in_cache(fewer: int, saved: int, view: View) -> str:
+    """What follows a lever that takes `fewer` bytes of tensors and saves less than half of them on the device: blocks
+    of the allocator's cache had room for them."""
+    if saved < 0 or fewer <= max(2 * saved, MIB):
+        return ""
+    return f" (its tensors are {view.size(fewer)} less, most of it in cached blocks)"
+
+
+def shortage(gpu: model.GpuFit, need: int, band: model.Band | None, view: View) -> str:
+    """`needs a card with 23.4 GiB, at most 25.1 GiB; this one is 1.38 GiB short`: the least that holds it, where
+    PyTorch frees its cache, and the end of the band; without a search for the least `needs 23.4 of 22.0 GiB`."""
     short = f"{view.size(gpu.missing_bytes)} short"
     if gpu.least_usable_bytes is not None:
-        return f"needs a card with {view.size(gpu.least_usable_bytes)}, this one is {short}"
+        least = gpu.least_usable_bytes
+        most = worst_case(least, band, None, view) if band is not None and band.high > least else ""
+        return f"needs a card with {view.size(least)}{most}; this one is {short}"
     uses = of_card(need, gpu.usable_bytes, view)
     return f"needs {uses}" if " more than " in uses else f"needs {uses}, {short}"
 

@@ -41,7 +41,7 @@ class Edits:
     inplace_activations: str = option(
         "auto", STEP, "choice", "POLICY", "what ran in place, where the file does not say",
         choices=("auto", "none", "all"), example="auto",
-        details="ONNX files do not",
+        details="ONNX files do not say it",
     )
     # fmt: on
 

@@ -41,7 +41,8 @@ class GenerationOptions:
     )
     sampling: str = option(
         GREEDY, STEP, "text", "HOW", "how tokens are chosen, with --mode generate", example=EXAMPLE, table="generate",
-        details="Or settings: `top-k=50,top-p=0.9,temperature=0.7` ([generation](generation.md#sampling))",
+        details="`greedy`, `sample`, or settings: `top-k=50,top-p=0.9,temperature=0.7` "
+        "([generation](generation.md#sampling))",
     )
     # fmt: on
 

@@ -1,4 +1,4 @@
-"""The sentence that recommends a card, or several, of a sizing report."""
+"""The sentences that recommend a card, or several, in a sizing report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from staticmem.units import format_bytes
 def recommend(
     rows: Sequence[CardRow], request: Request, scenario: ScenarioInfo, confirms: Callable[[CardRow, Count], bool]
 ) -> tuple[str, str | None]:
-    """The sentence of the recommendation, and the slug of the card that it names first.
+    """The sentences of the recommendation, a line each, and the slug of the card that the first one names.
 
     Args:
         confirms: whether the verdict of so many devices is "fits"; counts leave out the band of their own step.
@@ -41,14 +41,20 @@ def recommend(
         return _recommend_tight(tight, several, what)
     if several is None:
         least = min(rows, key=lambda row: row.missing_bytes or 0)
-        text = f"No GPU of the list can {what}: the {least.name} is short by {format_bytes(least.missing_bytes)}."
-        return f"{text} The levers say what makes it smaller.", None
+        text = f"No GPU of the list can {what}: the {least.name} is short by {format_bytes(least.missing_bytes)}"
+        return _lines(text, "the levers say what makes it smaller"), None
     row, count = several
     text = _write_recommendation(row, count, what)
     nearest = max(rows, key=lambda r: r.usable_bytes)
     nobody = "no single GPU can at once" if count.strategy == ACCUMULATE else "no single GPU can"
     nobody = "no GPU can without them" if _is_alone(count) else nobody
-    return f"{text}; {nobody}: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}.", row.slug
+    missing = f"{nobody}: the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}"
+    return _lines(text, missing), row.slug
+
+
+def _lines(*clauses: str) -> str:
+    """Clauses as sentences, a line each."""
+    return "\n".join(f"{clause[0].upper()}{clause[1:]}." for clause in clauses)
 
 
 def _write_recommendation(row: CardRow, count: Count, what: str) -> str:
@@ -83,23 +89,21 @@ def _recommend_one(
     """The least that fits (the cheapest where there are prices), the next larger, and the largest that does not."""
     best = min(one, key=_cheapness)
     left = _share(best.headroom_bytes, best.usable_bytes)
-    text = f"One {best.name} {_singular(what)} with {left} headroom{_write_condition(best)}{_cost(best, 1)}"
+    clauses = [f"One {best.name} {_singular(what)} with {left} headroom{_write_condition(best)}{_cost(best, 1)}"]
     larger = [row for row in one if row.usable_bytes > best.usable_bytes and row.vendor == best.vendor]
-    if larger:
-        text += f"; the {larger[0].name} also fits"
+    clauses += [f"the {row.name} also fits" for row in larger[:1]]
     short = [row for row in rows if row.fit not in (FITS, TIGHT)]
     tight = [row for row in rows if row.fit == TIGHT]
-    if tight:
-        text += f"; the {tight[-1].name} is tight ({tight[-1].why})"
+    clauses += [f"the {row.name} is tight: {row.why}" for row in tight[-1:]]
     if short:
         nearest = short[-1]
         less = ", but not with checkpointed blocks" if nearest.fit_with_checkpointing == FITS else ""
-        text += f"; the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}{less}"
+        clauses.append(f"the {nearest.name} is short by {format_bytes(nearest.missing_bytes)}{less}")
         others = _several(short, confirms, shared=True)
         if others is not None:
             row, count = others
-            text += f"; {_several_text(row, count, what)}{_cost(row, count.devices or 1)} too"
-    return f"{text}.", best.slug
+            clauses.append(f"{_several_text(row, count, what)}{_cost(row, count.devices or 1)} too")
+    return _lines(*clauses), best.slug
 
 
 def _recommend_tight(
@@ -107,12 +111,13 @@ def _recommend_tight(
 ) -> tuple[str, str | None]:
     """The least that holds the step tightly, and why that is tight; several that have room beside it."""
     best = min(tight, key=_cheapness)
-    text = f"One {best.name} {_singular(what)}, but it is tight: {best.why}{_write_condition(best)}{_cost(best, 1)}"
+    condition = f"{_write_condition(best)}{_cost(best, 1)}"
+    clauses = [f"One {best.name} {_singular(what)}, but it is tight: {best.why}{condition}"]
     if several is not None:
         row, count = several
         same = f"with checkpointed blocks it fits{_headroom(row, count)}"
-        text += f"; {same if _is_alone(count) and row is best else _write_recommendation(row, count, what)}"
-    return f"{text}.", best.slug
+        clauses.append(same if _is_alone(count) and row is best else _write_recommendation(row, count, what))
+    return _lines(*clauses), best.slug
 
 
 def _recommend_ranks(

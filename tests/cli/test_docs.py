@@ -88,10 +88,11 @@ def test_readme_claims_the_accuracy_that_was_measured() -> None:
 
 
 def test_messages_are_in_plain_words() -> None:
-    """No text of the package but docstrings, no code and no line of README has a phrase that readers stumbled over."""
+    """No text of the package but docstrings, no code and no page for users has a phrase that readers stumbled over."""
     found = re.compile(r"\b(but for|says? so|in place of|has to|have to|of its own|behind)\b")
     texts = {"codes.yaml": (ROOT / "staticmem" / "cli" / "codes.yaml").read_text(encoding="utf-8")}
-    texts["README.md"] = README.read_text(encoding="utf-8")
+    users = (README, *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "how-to").glob("*.md"))
+    texts |= {page.name: page.read_text(encoding="utf-8") for page in users}
     for path in (ROOT / "staticmem").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts |= {

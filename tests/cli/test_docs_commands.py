@@ -97,11 +97,14 @@ def test_sessions_print_what_they_show(page: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.torch
-def test_module_of_the_api_page() -> None:
-    """```python blocks of the API page need PyTorch; they hold assertions of their own."""
+@pytest.mark.parametrize("page", [ROOT / "docs" / "api.md", ROOT / "README.md"], ids=name)
+def test_python_that_needs_pytorch(page: Path) -> None:
+    """```python blocks of these pages run; what README's writes is a file that `analyze` reads."""
     pytest.importorskip("torch")
-    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     assert blocks
     for block in blocks:
-        exec(compile(block, "docs/api.md", "exec"), {})
+        exec(compile(block, page.name, "exec"), {})
+    if page.name == "README.md":
+        assert main(["analyze", "model.pt2", "--batch", "64", "--optimizer", "adam", "-q"]) == 0

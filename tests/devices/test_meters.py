@@ -134,7 +134,7 @@ def test_the_least_memory_that_holds_a_step(roomy: Report) -> None:
     assert held is not None
     assert less is not None
     assert (held.fit, less.fit) == ("tight", "does not fit")
-    assert held.why == "PyTorch has to free cached memory"
+    assert held.why == "PyTorch must free cached memory"
     assert less.missing_bytes == size - less.usable_bytes
 
 

@@ -158,8 +158,12 @@ def test_why_and_on_which_condition() -> None:
     without = "Without that, it would need 10.0 of 20.0 GiB."
     assert fit_lines(refused, 10 * GIB, None, PLAIN) == ["Cannot run on an L4: it lacks bfloat16.", without]
     small = replace(_CARD, fit="does not fit", missing_bytes=GIB, least_usable_bytes=21 * GIB)
-    said = "Does not fit an L4: needs a card with 21.0 GiB, this one is 1.00 GiB short."
+    said = "Does not fit an L4: needs a card with 21.0 GiB; this one is 1.00 GiB short."
     assert fit_lines(small, 25 * GIB, None, PLAIN) == [said]
+    said = "Does not fit an L4: needs a card with 21.0 GiB, at most 26.0 GiB; this one is 1.00 GiB short."
+    assert fit_lines(small, 25 * GIB, Band(22 * GIB, 26 * GIB), PLAIN) == [said]
+    best = "In the best case it needs 19.0 GiB, which fits."
+    assert fit_lines(small, 25 * GIB, Band(19 * GIB, 26 * GIB), PLAIN) == [said, best]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from staticmem.report.formats import Format
 from staticmem.report.markdown import code, escape, table
 from staticmem.report.sweep import CANNOT_RUN, NUMERICS, TRAINING, LeverRow, Levers, cheapest, need
 from staticmem.report.text import PLAIN, Text, View, columns
+from staticmem.report.verdict import in_cache
 
 _OF_LIVE = " The budget was compared with live tensors alone; --gpu NAME compares device memory."
 _CHANGES = {NUMERICS: "numerics", TRAINING: "training"}
@@ -48,7 +49,8 @@ def _cells(levers: Levers, view: View) -> list[list[str]]:
         changes = _CHANGES.get(row.changes, "-")
         moved = view.size(row.moved_bytes) if row.moved_bytes else "-"
         sizes = (_saved(row, view), _compute(row), *[moved] * moves, _peak(row, view))
-        rows.append([*sizes, *[row.fit or ""] * fit, changes, row.does])
+        cached = in_cache(levers.base.live_bytes - row.live_bytes, row.saved_bytes, view)
+        rows.append([*sizes, *[row.fit or ""] * fit, changes, f"{row.does}{cached}"])
     return [heads, base, *rows]
 
 

@@ -8,7 +8,7 @@ from staticmem.report.formats import Format, csv_format
 from staticmem.report.sizing import ACCUMULATE, FITS, TIGHT, CardRow, Count, Lever, Sizing
 from staticmem.report.sweep import CANNOT_RUN
 from staticmem.report.text import PLAIN, Text, View, columns
-from staticmem.report.verdict import tflops_text
+from staticmem.report.verdict import in_cache, tflops_text
 from staticmem.scenario.strategies import STRATEGIES
 
 # The cases, and what of them is exact, are those of README and docs/internals/measurements.md, which a test compares
@@ -44,9 +44,9 @@ _TYPES = "fp32 tf32 fp16 bf16 fp8 int8".split()
 def render(sizing: Sizing, view: View = PLAIN) -> str:
     """The report as text with a final newline. `verbose` has every column and the assumptions."""
     if view.quiet:
-        return view.line(sizing.recommendation)
+        return view.line(sizing.recommendation.replace("\n", " "))
     text, style = Text(view), view.style
-    text.answer(sizing.recommendation)
+    text.answer(*sizing.recommendation.split("\n"))
     text.heading(f"Sizing: {sizing.step}")
     text.add(f"  {sizing.parameters:,} parameters, {view.size(sizing.live_bytes)} of live tensors at the peak")
     text.lines += ["", *_table(sizing, view)]
@@ -60,7 +60,10 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
         text.wrap(f"{why}: {names}", "    ", "  ")
     if sizing.levers:
         text.heading(f"What would make it smaller ({levers_meter(sizing)})")
-        rows = [(f"-{view.size(lever.saved_bytes)}", lever.what, lever.flags) for lever in sizing.levers]
+        rows = [
+            (f"-{view.size(lever.saved_bytes)}", lever_text(sizing, lever, view), lever.flags)
+            for lever in sizing.levers
+        ]
         text.lines += columns(rows, style, right=(0,), indent="  ", optional=(1,), whole=(2,), heads=False)
     for title, notes in (("Assumptions", sizing.assumptions if view.verbose else ()), ("Warnings", sizing.warnings)):
         if notes:
@@ -208,6 +211,11 @@ def batch_text(batch: int | None, exact: bool = True) -> str:
 def lever_peak(lever: Lever) -> int:
     """Bytes of the memory that levers are compared by."""
     return lever.live_bytes if lever.device_bytes is None else lever.device_bytes
+
+
+def lever_text(sizing: Sizing, lever: Lever, view: View) -> str:
+    """What a lever does, and why it saves less than its tensors."""
+    return f"{lever.what}{in_cache(sizing.live_bytes - lever.live_bytes, lever.saved_bytes, view)}"
 
 
 def levers_meter(sizing: Sizing) -> str:

@@ -14,6 +14,7 @@ from staticmem.report.formats.sizing import (
     grown_name,
     largest_texts,
     lever_peak,
+    lever_text,
     levers_meter,
     outcome,
     price_text,
@@ -49,9 +50,11 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
 
 def _head(sizing: Sizing, view: View) -> str:
     live = view.size(sizing.live_bytes)
+    first, *others = [esc(line).replace(" %", "&nbsp;%") for line in sizing.recommendation.split("\n")]
+    rest = f'<p class="lead">{" ".join(others)}</p>' if others else ""
     return (
         f'<div class="hero"><p class="eyebrow">Sizing of {name(model_name(sizing.model.path))}</p>'
-        f'<h1 class="sentence">{esc(sizing.recommendation).replace(" %", "&nbsp;%")}</h1>'
+        f'<h1 class="sentence">{first}</h1>{rest}'
         f'<p class="lead">{esc(sizing.step)}; {live} of live tensors at the peak.</p></div>'
     )
 
@@ -236,7 +239,7 @@ def _levers(sizing: Sizing, view: View) -> str:
         peak = lever_peak(lever)
         bar = stacked_bar([("c-plain", lever.saved_bytes / (peak + lever.saved_bytes), lever.what)], lever.what)
         sizes = (view.size(peak), f"-{view.size(lever.saved_bytes)}")
-        rows.append((esc(lever.what), f"<code>{esc(lever.flags)}</code>", *sizes, bar))
+        rows.append((esc(lever_text(sizing, lever, view)), f"<code>{esc(lever.flags)}</code>", *sizes, bar))
     heads = ("lever", "flags", "peak", "saved", "")
     lead = f"What each lever saves alone, in {esc(levers_meter(sizing))}; staticmem levers has all."
     return section("levers", "What would make it smaller", table(heads, rows, right=(2, 3), caption="Levers"), lead)

@@ -10,6 +10,7 @@ from staticmem.report.formats.sizing import (
     grown_name,
     largest_texts,
     lever_peak,
+    lever_text,
     levers_meter,
     outcome,
     price_text,
@@ -25,8 +26,9 @@ from staticmem.report.verdict import shape_text, tflops_text
 def render(sizing: Sizing, view: View = PLAIN) -> str:
     """The report as text with a final newline."""
     size = view.size
-    parts = [f"## {escape(sizing.recommendation)}", "", escape(f"Sizing of {sizing.step}."), "", _inputs(sizing), ""]
-    parts += [_cards(sizing, view), ""]
+    first, *others = map(escape, sizing.recommendation.split("\n"))
+    parts = [f"## {first}", "", *(f"{line}\n" for line in others)]
+    parts += [escape(f"Sizing of {sizing.step}."), "", _inputs(sizing), "", _cards(sizing, view), ""]
     if checkpointing(sizing):
         parts += [f"† with every {code(sizing.blocks or '')} checkpointed", ""]
     parts += [text for why, names in remarks(sizing) for text in (escape(f"{why}: {names}"), "")]
@@ -34,7 +36,10 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
         if points:
             parts += [details(f"{title}: what it changes on the {sizing.curves_of}", _points(title, points, view)), ""]
     if sizing.levers:
-        rows = [(escape(x.what), code(x.flags), size(lever_peak(x)), size(x.saved_bytes)) for x in sizing.levers]
+        rows = [
+            (escape(lever_text(sizing, x, view)), code(x.flags), size(lever_peak(x)), size(x.saved_bytes))
+            for x in sizing.levers
+        ]
         parts += [f"### What would make it smaller ({escape(levers_meter(sizing))})", ""]
         parts += [table(("lever", "flags", "peak", "saved"), rows), ""]
     notes = [f"- {escape(note.text)} `{note.code}`" for note in (*sizing.warnings, *sizing.assumptions)]

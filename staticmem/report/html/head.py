@@ -95,7 +95,7 @@ def _outcome(report: Report, gpu: GpuFit, need: int, view: View) -> str:
         return f"{mark}: {esc(gpu.obstacle)}."
     band = report.peak.bands.get("device")
     if gpu.missing_bytes:
-        return f"{mark}: {shortage(gpu, need, view).removeprefix('needs ')}."
+        return f"{mark}: {shortage(gpu, need, band, view).removeprefix('needs ')}."
     reasons = " ".join(fit_reasons(gpu, band, returned_text(report.device, view)))
     most = worst_case(need, band, gpu.usable_bytes, view)
     return f"{mark}{esc(most)}. {esc(reasons)} {esc(largest_text(report, view))}".rstrip()
