@@ -52,7 +52,11 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
         124_697_433,
     ),
     "t5-small": (
-        {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128}, 60_506_624,
+        {
+            "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "vocab_size": 32128,
+            "decoder_start_token_id": 0,
+        },
+        60_506_624,
     ),
     "Llama-3.1-8B": (decoder("llama", "LlamaForCausalLM", "128256 4096 14336 32 32 8"), 8_030_261_248),
     "Qwen2.5-7B": (decoder("qwen2", "Qwen2ForCausalLM", "152064 3584 18944 28 28 4"), 7_615_616_512),
@@ -85,6 +89,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
             "model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "d_model": 768,
             "encoder_layers": 12, "decoder_layers": 12, "encoder_attention_heads": 12, "decoder_attention_heads": 12,
             "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072, "vocab_size": 51865, "max_target_positions": 448,
+            "decoder_start_token_id": 50258, "pad_token_id": 50257,
         },
         241_734_912,
     ),
