@@ -136,7 +136,13 @@ class Replays:
     @cached_property
     def highest(self) -> int:
         """The most bytes that any replay reserves, the nominal one included: the upper end of the band."""
-        return max(self.nominal_reserved[0], *(self._reserve(index) for index in range(self._count)))
+        return self.reserved[1]
+
+    @cached_property
+    def reserved(self) -> tuple[int, int]:
+        """The least and the most bytes that any replay reserves."""
+        all_of_them = self.nominal_reserved[0], *(self._reserve(index) for index in range(self._count))
+        return min(all_of_them), max(all_of_them)
 
     @cached_property
     def nominal_reserved(self) -> tuple[int, int]:

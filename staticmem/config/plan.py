@@ -13,6 +13,8 @@ The steps of a plan have the options of `train`, `infer` and `generate` of the c
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +28,9 @@ MOST_INSTANTS = 10_000  # of a plan, once its repetitions are written out: each 
 STEPS_OF_TRAINING, BATCHES = 3, 3  # `times` by default: reserved memory may peak in any of the first three
 NOTHING, LIST, CONCATENATED = "none", "list", "concat"
 MODEL_ALONE, WITH_STATE = "model", "all"
+PADDED, SORTED, TOKENS, PACKED = "padded", "sorted", "tokens", "packed"
+RULES = (PADDED, SORTED, TOKENS, PACKED)
+DRAWN = re.compile(r"(normal|lognormal|uniform)\(\s*([\d.]{1,12})\s*,\s*([\d.]{1,12})\s*\)")  # a distribution
 
 # what is written of an instant beside the options of its step
 _NAME = Entry(Text("validation"), "What it is called in the report.", "validation")
@@ -44,8 +49,26 @@ class Word:
     mode: str = ""
 
 
+def _of_lengths() -> Mapping[str, Entry]:
+    source = "Where lengths come from: normal(512, 128), lognormal(6, 0.5), uniform(16, 1024), or a file."
+    return {
+        "dim": Entry(Text("seq"), "The open dimension that has them.", "seq"),
+        "source": Entry(Text("normal(512, 128)"), source, "lengths.csv"),
+        "column": Entry(Text("length"), "Column of a .csv or field of a .jsonl (default: length).", "n_tokens"),
+        "rule": Entry(Choice(RULES), "How samples become batches: " + ", ".join(RULES) + ".", "padded"),
+        "tokens": Entry(Whole("8192"), "The budget of the rule `tokens`, padding included.", "8192"),
+        "bucket": Entry(Whole("64"), "Lengths are rounded up to multiples of it.", "64"),
+        "least": Entry(Whole("1"), "Shorter samples count as so long.", "16"),
+        "most": Entry(Whole("4096"), "Longer samples are cut to it.", "4096"),
+        "seed": Entry(Whole("0", least=0), "Of the order in which samples come.", "0"),
+    }
+
+
+LENGTHS = Entry(Table(_of_lengths, required=("dim", "source")), "Batches of many lengths.", "{dim: seq, ...}")
+
+
 def _step() -> Mapping[str, Entry]:
-    return {"model": _MODEL, "times": _TIMES, **STEP}
+    return {"model": _MODEL, "times": _TIMES, "lengths": LENGTHS, **STEP}
 
 
 def _evaluate() -> Mapping[str, Entry]:
@@ -56,7 +79,8 @@ def _evaluate() -> Mapping[str, Entry]:
     )
     size = Entry(Bytes(), "Bytes that are gathered of a batch, where it is not all outputs.", "4 MiB")
     ends = Entry(Switch(), "The loop is in a function, whose variables go when it returns (default).", "true")
-    return {"model": _MODEL, "times": _TIMES, "gather": gather, "gathered": size, "function": ends, **INFERENCE}
+    own = {"model": _MODEL, "times": _TIMES, "lengths": LENGTHS, "gather": gather}
+    return {**own, "gathered": size, "function": ends, **INFERENCE}
 
 
 def _generate() -> Mapping[str, Entry]:
@@ -188,7 +212,7 @@ def plan_of(values: Mapping[str, Any], folder: str, model: ModelSource | None, b
         models = {"model": model}
     instants: list[Instant] = []
     for word, table, node in values["instants"]:
-        _add(instants, word, table, node, models, below)
+        _add(instants, word, table, node, models, below, folder)
     return Plan(models, tuple(instants))
 
 
@@ -204,11 +228,12 @@ def _add(
     node: Node,
     models: Mapping[str, ModelSource],
     below: Mapping[str, Any],
+    folder: str,
 ) -> None:
     if word == "repeat":
         once: list[Instant] = []
         for inner_word, inner_table, inner_node in table.get("instants", ()):
-            _add(once, inner_word, inner_table, inner_node, models, below)
+            _add(once, inner_word, inner_table, inner_node, models, below, folder)
         count = table.get("times", 1)
         if len(instants) + count * len(once) > MOST_INSTANTS:
             raise wrong(node, f"A plan has at most {MOST_INSTANTS:,} instants, repetitions included.", "Repeat less.")
@@ -225,6 +250,9 @@ def _add(
         raise wrong(node, f"The plan has several models: {', '.join(models)}.", f"Add `model: {name}`.")
     mode = WORDS[word].mode
     own = {key: table[key] for key in table if key not in STEP and key not in DECODING}
+    if "lengths" in own and not DRAWN.fullmatch(own["lengths"]["source"]):
+        source = os.path.join(folder, own["lengths"]["source"])
+        own["lengths"] = {**own["lengths"], "source": source}
     options: dict[str, Any] = {}
     if mode:
         given = {key: value for key, value in table.items() if key not in own}

@@ -16,6 +16,30 @@ SCHEMA = "staticmem.run/1"
 
 
 @dataclass(frozen=True, slots=True)
+class LengthsInfo:
+    """Batches of many lengths of an instant: the least, median and longest length in its steps, along `dim`.
+
+    There are so many `shapes` of batches, of which `shapes_run` were run; the tensors of others lie on polynomials
+    through these, but those of `rounded_bytes` in all are as in the next larger shape; with `rounds_up` all are. Behind
+    the steps comes, twice, the longest batch that the data allow, `worst_batch` x `worst_length`. `reserved_bytes` is
+    the peak of the steps before it, which they reach first in step `settled_after`.
+    """
+
+    dim: str
+    least: int
+    median: int
+    most: int
+    shapes: int
+    shapes_run: int
+    rounds_up: bool
+    rounded_bytes: int
+    worst_batch: int
+    worst_length: int
+    reserved_bytes: int = 0
+    settled_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class InstantReport:
     """One instant of a run. `does` is its word in the plan, `times` how many steps or batches it has.
 
@@ -40,6 +64,7 @@ class InstantReport:
     returned_bytes: int
     runs_out: bool
     ran: int
+    lengths: LengthsInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

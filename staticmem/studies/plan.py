@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
-from staticmem.allocators.band import JITTERS, JITTERS_OF_LONG, LONG, JitteredSizes, jitters
+from staticmem.allocators.band import JITTERS, JITTERS_OF_LONG, LONG, JitteredSizes, Replays, is_quick, jitters
 from staticmem.allocators.from_trace import Builder
 from staticmem.allocators.process import Process
 from staticmem.allocators.result import Replay
@@ -30,9 +31,10 @@ from staticmem.documents import of_plain
 from staticmem.errors import UsageError
 from staticmem.frontends.architectures import model_name
 from staticmem.report.model import Band as BandInfo
-from staticmem.report.run import SCHEMA, InstantReport, RunChange, RunReport
+from staticmem.report.run import SCHEMA, InstantReport, LengthsInfo, RunChange, RunReport
 from staticmem.scenario.request import request_of
 from staticmem.studies.device import device_of, gpu_fit
+from staticmem.studies.lengths import AT_WORST, Lengths, Shape, ShapedBuilders
 from staticmem.studies.study import Study, key_of
 from staticmem.units import Band
 
@@ -47,6 +49,7 @@ class _Moment:
     study: Study | None
     start: int
     steps: list[int] = field(default_factory=list)
+    lengths: LengthsInfo | None = None
     end: int = 0
 
 
@@ -73,6 +76,7 @@ class PlanStudy:
         self._opened: dict[str, Study] = {}
         self._studies: dict[Any, Study] = {}
         self._builders: dict[int, Builder] = {}
+        self._drawn: dict[int, list[Shape]] = {}
         if not any(WORDS[one.word].mode for one in plan.instants):
             why = "It has no step, evaluation or generation."
             raise UsageError("the plan runs no model", why, "Add `step: {batch: 32}` to its instants.", "SM440")
@@ -86,7 +90,9 @@ class PlanStudy:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def study(self, instant: Instant) -> Study:
-        """The study of an instant's step."""
+        """The study of an instant's step; of one with batches of many lengths, of the longest."""
+        if "lengths" in instant.own:
+            instant = _at_shape(instant, self._shapes(instant)[-1])
         request = request_of({**self.options, **instant.options})
         key = instant.model, key_of(request)
         if key not in self._studies:
@@ -107,6 +113,34 @@ class PlanStudy:
             trace = study.result.trace
             self._builders[key] = Builder(trace, KernelWorkspaces(trace, self.device.setup))
         return self._builders[key]
+
+    def _shapes(self, instant: Instant) -> list[Shape]:
+        """The batches of an instant with many lengths."""
+        if id(instant) not in self._drawn:
+            own = {key: value for key, value in instant.own["lengths"].items() if key != "dim"}
+            self._drawn[id(instant)] = Lengths(**own).shapes(instant.times, instant.options.get("batch", 1))
+        return self._drawn[id(instant)]
+
+    def builders(self, instant: Instant) -> tuple[list[Builder], LengthsInfo | None]:
+        """The builder of each step of an instant, and what there is to say of their lengths."""
+        if "lengths" not in instant.own:
+            return [self.builder(self.study(instant))] * instant.times, None
+        shapes = self._shapes(instant)
+        shaped = ShapedBuilders(lambda shape: self.builder(self.study(_at_shape(instant, shape))), shapes)
+        lengths = sorted(length for _, length in shapes[:-AT_WORST])
+        info = LengthsInfo(
+            dim=instant.own["lengths"]["dim"],
+            least=lengths[0],
+            median=lengths[len(lengths) // 2],
+            most=lengths[-1],
+            shapes=shaped.count,
+            shapes_run=len(shaped.ran),
+            rounds_up=shaped.rounds_up,
+            rounded_bytes=shaped.rounded_bytes,
+            worst_batch=shapes[-1][0],
+            worst_length=shapes[-1][1],
+        )
+        return [shaped.at(shape) for shape in shapes], info
 
     def study_of_model(self, model: str, mode: str = "") -> Study:
         """The study of the first step of a model, of one mode if any is asked for; of a model without a step an
@@ -214,6 +248,13 @@ class PlanStudy:
         yield f"{what} in '{before.instants[at].name}'", smaller, self.device
 
 
+def _at_shape(instant: Instant, shape: Shape) -> Instant:
+    """The instant with batches of one shape."""
+    dims = {**instant.options.get("dims", {}), instant.own["lengths"]["dim"]: shape[1]}
+    own = {key: value for key, value in instant.own.items() if key != "lengths"}
+    return replace(instant, options={**instant.options, "batch": shape[0], "dims": dims}, own=own)
+
+
 class _Player:
     """Plays instants in a run."""
 
@@ -233,12 +274,13 @@ class _Player:
     def _steps(self, moment: _Moment) -> None:
         instant, study = moment.instant, moment.study
         assert study is not None
-        builder, trains = self.plan.builder(study), instant.word == "step"
+        trains = instant.word == "step"
+        builders, moment.lengths = self.plan.builders(instant)
         in_function = not trains and instant.own.get("function", True)
         loop = f"{instant.word} {instant.model}"
         gather = instant.own.get("gather", NOTHING)
         self._wake_up(instant.model)
-        for _ in range(instant.times):
+        for builder in builders:
             self.run.step(builder, instant.model, loop)
             if gather != NOTHING:
                 self.run.gather(loop, instant.own.get("gathered"), joins=gather == CONCATENATED)
@@ -306,7 +348,13 @@ class _Meters:
             self.pressed = replay_on(process, device, capacity_of(device))
             if self.pressed.oom is None:
                 self.nominal = self.pressed
-        self._jittered = list(self._jitters())
+        self._jittered: list[Replay] = []
+        self._ends = (0, 0)  # of a long run: by how much its band is below, and above, what is expected
+        if len(process.calls) > LONG and is_quick(process, device.settings):
+            low, high = Replays(process, None).reserved
+            self._ends = max(self.free.peak_reserved - low, 0), max(high - self.free.peak_reserved, 0)
+        else:
+            self._jittered = list(self._jitters())
         self.instants = [self._instant(moment) for moment in played.moments]
 
     def _jitters(self) -> Iterator[Replay]:
@@ -349,12 +397,20 @@ class _Meters:
             ),
             runs_out=runs_out,
             ran=sum(oom is None or step <= oom.time for step in moment.steps),
+            lengths=None if moment.lengths is None else self._settled(moment, moment.lengths),
         )
+
+    def _settled(self, moment: _Moment, lengths: LengthsInfo) -> LengthsInfo:
+        """With what the drawn batches reserve, and the step of them in which reserved memory grew last."""
+        line, ends = self.nominal._reserved, moment.steps[:-AT_WORST]
+        peaks = [max(line[start:end]) for start, end in pairwise([moment.start, *ends])]
+        top = max(peaks, default=0)
+        return replace(lengths, reserved_bytes=top, settled_after=1 + peaks.index(top) if peaks else 0)
 
     def _band(self, moment: _Moment, start: int, end: int, reserved: int) -> Band:
         """The device memory of an instant."""
         peaks = [replay.peak_between(start, end)[1] for replay in self._jittered if replay.oom is None]
-        band = Band(min([reserved, *peaks]), reserved, max([reserved, *peaks]))
+        band = Band(min([reserved, *peaks]), reserved, max([reserved, *peaks])).widened(*self._ends)
         if moment.study is not None:
             band = band.widened(*moment.study.spread).widened(0, sum_slack_of_caches(moment.study.result))
         needed = band.plus_unrelated(self.context)

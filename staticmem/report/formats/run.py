@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from staticmem.report.formats import Format, csv_format
 from staticmem.report.markdown import escape, table
-from staticmem.report.run import InstantReport, RunReport
+from staticmem.report.run import InstantReport, LengthsInfo, RunReport
 from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.report.verdict import fit_lines, plural, returned_text, with_article, worst_case
 
@@ -21,6 +21,10 @@ def render(run: RunReport, view: View = PLAIN) -> str:
     text.answer(answer, *reasons)
     head, *lines = columns(list(_cells(run, view)), view.style, right=range(2, 7), optional=(6, 5))
     text.lines += ["", view.style.paint(head, "bold"), *lines]
+    for one in run.instants:
+        if one.lengths is not None:
+            text.lines.append("")
+            text.wrap(lengths_text(one, one.lengths, view))
     if run.changes:
         text.heading("Fits with")
         for change in run.changes:
@@ -35,7 +39,10 @@ def render_markdown(run: RunReport, view: View = PLAIN) -> str:
     heads, *rows = [[escape(cell) for cell in row] for row in _cells(run, view)]
     changes = "".join(f"\n- fits with {escape(one.does)}: {view.size(one.device_bytes)}" for one in run.changes)
     assumed = "".join(f"\n- assumed: {escape(one)}" for one in run.assumed)
-    return f"**{answer}**\n\n{table(heads, rows)}\n{changes}{assumed}\n"
+    many = "".join(
+        f"\n- {escape(lengths_text(one, one.lengths, view))}" for one in run.instants if one.lengths is not None
+    )
+    return f"**{answer}**\n\n{table(heads, rows)}\n{many}{changes}{assumed}\n"
 
 
 def verdict_lines(run: RunReport, view: View) -> list[str]:
@@ -55,6 +62,20 @@ def verdict_lines(run: RunReport, view: View) -> list[str]:
     return [*fit_lines(run.gpu, run.device_bytes, run.device, view, freed), where]
 
 
+def lengths_text(one: InstantReport, lengths: LengthsInfo, view: View) -> str:
+    """What there is to say of the lengths of an instant."""
+    steps = f"'{one.name}': {lengths.dim} of {lengths.least:,} to {lengths.most:,} (median {lengths.median:,})"
+    reached = f"reserved memory reaches {view.size(lengths.reserved_bytes)}"
+    when = f"in step {lengths.settled_after:,} of {one.times:,}"
+    worst = f"{lengths.worst_batch:,} x {lengths.worst_length:,}, the longest batch that the data allow"
+    ran = f"{lengths.shapes_run:,} of {lengths.shapes:,} shapes were run"
+    if lengths.rounds_up:
+        ran += "; the others have the steps of larger ones"
+    elif lengths.rounded_bytes:
+        ran += f"; in the others tensors of at most {view.size(lengths.rounded_bytes)} are as in larger ones"
+    return f"{steps}; {reached} {when}. Two more steps have {worst}. {ran}."
+
+
 def _cells(run: RunReport, view: View) -> Iterator[list[str]]:
     yield ["instant", "model", "live", "device", "at most", "left", "cached", ""]
     for one in run.instants:
@@ -65,7 +86,7 @@ def _cells(run: RunReport, view: View) -> Iterator[list[str]]:
 
 def csv_rows(run: RunReport) -> Iterator[Sequence[object]]:
     """A header and a row for each instant."""
-    names = [field.name for field in fields(InstantReport)]
+    names = [field.name for field in fields(InstantReport) if field.name != "lengths"]
     yield names
     for one in run.instants:
         yield [getattr(one, name) for name in names]

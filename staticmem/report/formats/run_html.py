@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from staticmem.report.formats import Format
-from staticmem.report.formats.run import verdict_lines
+from staticmem.report.formats.run import lengths_text, verdict_lines
 from staticmem.report.html.curves import Line, curve
 from staticmem.report.html.page import data, esc, json_text, name, page, section, table
 from staticmem.report.json import to_json
@@ -64,7 +64,8 @@ def _table(run: RunReport, view: View) -> str:
         cells.append(('<strong class="short">runs out</strong>' if one.runs_out else "", ""))
         rows.append([cell for cell, _ in cells])
         keys.append([key for _, key in cells])
-    body = table(_HEADS, rows, id="rows", right=[0, *range(4, 11)], caption="Instants", keys=keys)
+    many = "".join(f"<p>{esc(lengths_text(one, one.lengths, view))}</p>" for one in run.instants if one.lengths)
+    body = many + table(_HEADS, rows, id="rows", right=[0, *range(4, 11)], caption="Instants", keys=keys)
     return section("table", "Instants", f'<div class="cards">{body}</div>', "Choose a head to sort by it.")
 
 

@@ -1,0 +1,169 @@
+"""Batches of many lengths: how they are drawn, and that steps which were not run are those that would have run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import staticmem
+from staticmem.allocators.from_trace import Builder
+from staticmem.devices.kernels import KernelWorkspaces
+from staticmem.errors import StaticmemError, UsageError
+from staticmem.studies import Request, Study
+from staticmem.studies.lengths import Lengths, Shape, ShapedBuilders
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_batches_are_padded_to_their_longest_in_buckets_and_the_longest_of_the_data_comes_last() -> None:
+    shapes = Lengths("uniform(10, 99)", bucket=16, seed=3).shapes(50, 4)
+    assert len(shapes) == 52
+    assert {batch for batch, _ in shapes} == {4}
+    assert all(length % 16 == 0 for _, length in shapes)
+    assert shapes[-1] == (4, 112)  # 98 or 99, rounded up
+    assert max(length for _, length in shapes) == 112
+
+
+def test_a_budget_of_tokens_holds_with_padding() -> None:
+    shapes = Lengths("normal(300, 100)", rule="tokens", tokens=4096, most=1024).shapes(200, 1)
+    assert all(batch * length <= 4096 for batch, length in shapes)
+    assert len({batch for batch, _ in shapes}) > 3
+    assert shapes[-1] == (4, 1024)
+
+
+def test_sorted_batches_have_less_padding() -> None:
+    def padded(rule: str) -> int:
+        return sum(length for _, length in Lengths("uniform(1, 1000)", rule=rule).shapes(500, 16))
+
+    assert padded("sorted") < 0.6 * padded("padded")
+
+
+def test_packed_rows_have_one_length() -> None:
+    assert set(Lengths("uniform(1, 10)", rule="packed", most=512).shapes(5, 2)) == {(2, 512)}
+
+
+FILES = {
+    "lengths.txt": ("3\n9\n4\n", ""),
+    "lengths.csv": ("name,n\na,3\nb,9\nc,4\n", "n"),
+    "lengths.jsonl": ('{"n": 3}\n{"n": 9}\n\n{"n": 4}\n', "n"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_lengths_of_a_file(name: str, tmp_path: Path) -> None:
+    text, column = FILES[name]
+    (tmp_path / name).write_text(text)
+    shapes = Lengths(str(tmp_path / name), column=column).shapes(3, 1)
+    assert sorted(length for _, length in shapes[:3]) == [3, 4, 9]
+    assert shapes[3:] == [(1, 9)] * 2
+
+
+BAD = {"a.csv": "n\nx\n", "b.csv": "m\n1\n", "c.jsonl": "[1]\n", "d.txt": "0\n", "e.txt": "", "f.jsonl": "{" * 50}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_files_without_lengths_are_errors(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(BAD[name])
+    with pytest.raises(UsageError) as caught:
+        Lengths(str(tmp_path / name), column="n").shapes(1, 1)
+    assert caught.value.code == "SM443"
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"source": "normal(5, 1)"}, {"source": "nowhere.csv"}, {"source": "uniform(1, 9)", "rule": "tokens"}],
+    ids=str,
+)
+def test_what_is_missing_is_an_error(wrong: dict[str, str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        Lengths(**wrong).shapes(1, 1)  # type: ignore[arg-type]
+    assert caught.value.code == "SM443"
+
+
+def attention(path: Path) -> str:
+    """Products of a sequence with itself, whose scores grow with the square of the length."""
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], "transpose", perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["x", "t"], ["s"], "scores"),
+        helper.make_node("Softmax", ["s"], ["p"], "softmax", axis=-1),
+        helper.make_node("MatMul", ["p", "x"], ["h"], "mix"),
+        helper.make_node("MatMul", ["h", "w"], ["y"], "out"),
+    ]
+    sizes: list[int | str] = ["batch", "seq", 64]
+    graph = helper.make_graph(
+        nodes,
+        "attention",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, sizes)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [64, 64], [0.0] * 4096)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    return str(path)
+
+
+def builder_of(study: Study) -> Builder:
+    trace = study.result.trace
+    return Builder(trace, KernelWorkspaces(trace, study.device.setup))
+
+
+def test_steps_between_those_that_were_run_have_their_bytes(tmp_path: Path) -> None:
+    opened = Study.open(attention(tmp_path / "attention.onnx"), Request(batch=2, dims={"seq": 8}, optimizer="sgd"))
+    ran: list[Shape] = []
+
+    def make(shape: Shape) -> Builder:
+        ran.append(shape)
+        return builder_of(opened.ask(Request(batch=shape[0], dims={"seq": shape[1]}, optimizer="sgd")))
+
+    shapes = Lengths("uniform(16, 1200)", rule="tokens", tokens=4800).shapes(300, 1)
+    builders = ShapedBuilders(make, shapes)
+    assert not builders.rounds_up
+    assert len(ran) < 30 < builders.count
+    others = sorted(set(shapes) - set(ran))
+    for shape in others[:: len(others) // 8]:
+        assert list(builders.at(shape).trace.buffers.nbytes) == list(make(shape).trace.buffers.nbytes)
+
+
+def test_reserved_memory_of_many_lengths_is_more_than_that_of_the_longest(tmp_path: Path) -> None:
+    model = attention(tmp_path / "attention.onnx")
+
+    def run_of(step: dict[str, Any]) -> Any:
+        config = {"version": 1, "model": model, "gpus": ["l4"], "plan": {"instants": [{"step": step}]}}
+        return staticmem.plan(config)
+
+    options: dict[str, Any] = {"batch": 16, "optimizer": "sgd", "times": 40}
+    many = run_of({**options, "lengths": {"dim": "seq", "source": "uniform(200, 900)", "seed": 1}})
+    one = run_of({**options, "dims": {"seq": many.instants[0].lengths.worst_length}})
+    info = many.instants[0].lengths
+    assert (info.worst_batch, info.dim, info.rounds_up) == (16, "seq", False)
+    assert info.least <= info.median <= info.most <= info.worst_length
+    assert many.live_bytes == one.live_bytes
+    assert many.reserved_bytes > one.reserved_bytes
+    assert "seq of" in str(many)
+    assert (
+        many.to_json()
+        == run_of({**options, "lengths": {"dim": "seq", "source": "uniform(200, 900)", "seed": 1}}).to_json()
+    )
+
+
+def test_shapes_whose_sizes_lie_on_no_line_have_those_of_larger_ones() -> None:
+    model = str(ROOT / "models" / "resnet18.pt2")
+    step = {"batch": 2, "optimizer": "sgd", "times": 20, "dims": {"width": 64}}
+    lengths = {"dim": "height", "source": "uniform(64, 200)"}
+    config = {"version": 1, "model": model, "plan": {"instants": [{"step": {**step, "lengths": lengths}}]}}
+    [instant] = staticmem.plan(config).instants
+    assert instant.lengths is not None
+    assert instant.lengths.rounds_up or instant.lengths.rounded_bytes > 0
+
+
+def test_an_unknown_dimension_is_an_error() -> None:
+    model = str(ROOT / "models" / "resnet18.pt2")
+    lengths = {"dim": "seq", "source": "uniform(64, 200)"}
+    config = {"version": 1, "model": model, "plan": {"instants": [{"step": {"lengths": lengths}}]}}
+    with pytest.raises(StaticmemError) as caught:
+        staticmem.plan(config)
+    assert caught.value.code == "SM111"
