@@ -151,14 +151,14 @@ def _read(path: str, column: str) -> list[int]:
             numbers = [row[column or "length"] for row in rows]
         else:
             numbers = [line for line in lines if line.strip()]
-        found = [int(number) for number in numbers]
+        lengths = [int(number) for number in numbers]
     except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
         why = f"Its column or field '{column or 'length'}' has whole numbers ({type(error).__name__}: {error})."
         raise UsageError(f"{path} has no lengths", why, "Name the column: `column: n_tokens`.", "SM443") from error
-    if not found or min(found) < 1:
-        what = f"{path} has {'a length below 1' if found else 'no lengths'}"
+    if not lengths or min(lengths) < 1:
+        what = f"{path} has {'a length below 1' if lengths else 'no lengths'}"
         raise UsageError(what, "A sample has at least one token.", "Correct the file.", "SM443")
-    return found
+    return lengths
 
 
 class ShapedBuilders:
@@ -236,9 +236,9 @@ class _Fit:
 
     def at(self, shape: Shape, base: Builder) -> Builder:
         """The builder of a shape, as `base` with the sizes of its tensors."""
-        found = np.rint(_terms(shape) @ self.coefficients).astype(np.int64)
-        found[self.others] = np.frombuffer(base.trace.buffers.nbytes, dtype=np.int64)[self.others]
-        sizes = found.tolist()
+        rounded = np.rint(_terms(shape) @ self.coefficients).astype(np.int64)
+        rounded[self.others] = np.frombuffer(base.trace.buffers.nbytes, dtype=np.int64)[self.others]
+        sizes = rounded.tolist()
         builder = copy.copy(base)
         buffers = copy.copy(base.trace.buffers)
         buffers.nbytes = array("q", sizes)
