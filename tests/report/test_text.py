@@ -95,7 +95,7 @@ def test_the_answer_comes_first_and_says_what_to_ask_next(report: Report) -> Non
     why = "the upper estimate is above 95 % of the card"
     for words, changed in (
         ("Fits an L4: needs 15.0 of 20.0 GiB, at most 18.0 GiB.", fit),
-        (f"Tight on an L4: needs 15.0 of 20.0 GiB, at most 18.0 GiB.\nI{why[1:]}.", replace(fit, fit="tight", why=why)),
+        (f"Tight on an L4: needs 15.0 of 20.0 GiB, at most 18.0 GiB.\nT{why[1:]}.", replace(fit, fit="tight", why=why)),
         (
             "Does not fit an L4: needs 15.0 of 20.0 GiB, 2.00 GiB short.",
             replace(fit, fit="does not fit", missing_bytes=2 << 30),
