@@ -169,7 +169,9 @@ def _page(study: Study, report: Report, args: argparse.Namespace, bar: Progress)
     from staticmem.studies.page import page
 
     bar.begin("trying levers for the page", "levers of the page")
-    rows = levers(study, progress=bar.update).rows if len(study.result.graph.ops) <= LEVERS_LIMIT else None
+    config = settings.settings(args) is not None
+    few = len(study.result.graph.ops) <= LEVERS_LIMIT
+    rows = levers(study, progress=bar.update, config=config).rows if few else None
     bar.begin("working out the page: other GPUs, batches and precisions")
     command, others = (shlex.join(["staticmem", *argv]) for argv in (args.argv, without(args.argv, SLIDERS)))
     return page(study, report, units=args.units, command=command, what_if_command=others, levers=rows)

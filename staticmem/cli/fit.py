@@ -140,6 +140,7 @@ def run_levers(args: argparse.Namespace) -> int:
 
     request = settings.request(args)
     with settings.model_path(settings.model_of(args)) as path, Progress("levers", args.quiet, model=path) as bar:
-        result = levers(Study.open(path, request), request.gpu, args.budget, bar.update, args.jobs)
+        study, config = Study.open(path, request), settings.settings(args) is not None
+        result = levers(study, request.gpu, args.budget, bar.update, args.jobs, config)
     emit(result, chosen, args)
     return 0

@@ -121,7 +121,8 @@ class Sweep(Shown):
 
 @dataclass(frozen=True, slots=True)
 class LeverRow:
-    """A change of the step. `flags` are what to add to the command line, `live_bytes` and `device_bytes` its peaks,
+    """A change of the step. `flags` are those of the change alone, which take the place of flags of the same name, and
+    `command` is the whole command that predicts the step with it. `live_bytes` and `device_bytes` are its peaks,
     analysed in full; `saved_bytes` is what it saves of the device memory, or of the live memory without a card
     (negative: it takes more).
 
@@ -141,6 +142,7 @@ class LeverRow:
     changes: str
     note: str
     moved_bytes: int = 0
+    command: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

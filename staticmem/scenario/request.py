@@ -284,14 +284,23 @@ def request_of(options: Mapping[str, Any]) -> Request:
     return Request(**with_release(with_preset(given) if "preset" in given else given))
 
 
-def as_flags(options: Mapping[str, Any]) -> str:
-    """`--checkpoint Bottleneck --amp bf16`: the flags for options that differ from the defaults, to be copied."""
+def flags_of(request: Request) -> str:
+    """The flags of all that a request asks for, but for its card: what its preset or release of PyTorch would set
+    otherwise is among them."""
+    told = {name: getattr(request, name) for name in ("mode", "preset", "optimizer", "torch_version")}
+    return as_flags({name: getattr(request, name) for name in OPTIONS if name != "gpu"}, request_of(told))
+
+
+def as_flags(options: Mapping[str, Any], usual: Request | None = None) -> str:
+    """`--checkpoint Bottleneck --amp bf16`: the flags for options that differ from the defaults, to be copied. `usual`:
+    what holds where none is given; its default is told too where it holds another value, if a flag can tell it."""
     import shlex
 
     parts: list[str] = []
     for name, value in options.items():
         one = OPTIONS[name]
-        if value == one.default or (name == "dims" and not value):
+        differs = usual is not None and getattr(usual, name) != value and (one.kind != "switch" or one.default)
+        if (value == one.default and (value is None or not differs)) or (name == "dims" and not value):
             continue
         if name == "compile" and value == (WHOLE,):
             parts.append(one.flag)

@@ -22,11 +22,11 @@ from staticmem.report.settings import LIBRARIES
 from staticmem.report.sweep import NUMERICS, SAME, TRAINING
 from staticmem.scenario.options import checked_choice
 from staticmem.scenario.precision import precision
-from staticmem.scenario.request import Request
+from staticmem.scenario.request import Request, flags_of
 from staticmem.scenario.strategies import STRATEGIES, facts_of
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
-from staticmem.studies.fit_settings import Options, check_fit, commands, flags_of, settings_of, strategies_of
+from staticmem.studies.fit_settings import Options, check_fit, commands, settings_of, strategies_of
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.let_go import worth_letting_go
 from staticmem.studies.levers import (

@@ -6,7 +6,6 @@ the step as the library runs it.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
@@ -26,9 +25,10 @@ from staticmem.report.verdict import with_article
 from staticmem.scenario.checkpointing import NO_CHECKPOINTS
 from staticmem.scenario.combinations import FIT, check
 from staticmem.scenario.precision import precision
-from staticmem.scenario.request import OPTIONS, Request, as_flags
+from staticmem.scenario.request import Request, as_flags, flags_of
 from staticmem.scenario.strategies import DATA_PARALLEL, DEEPSPEED, PYTORCH, STRATEGIES, facts_of, titles
 from staticmem.studies import Study
+from staticmem.studies.trials import options_of
 from staticmem.units import MIB, format_bytes
 
 # strategies that are tried on several devices where none is named: those of PyTorch
@@ -119,17 +119,10 @@ def no_gpu() -> UsageError:
     return UsageError("fit needs a GPU", "What fits depends on its memory.", "Example: --gpu rtx-4090", "SM297")
 
 
-def flags_of(request: Request) -> str:
-    """The flags of all that a request asks for, but for its card."""
-    return as_flags({name: getattr(request, name) for name in OPTIONS if name != "gpu"})
-
-
 def commands(study: Study, request: Request, card: Gpu, limit: int, config: bool) -> tuple[str, str]:
     """The command that predicts a request on a card, and the one that fails where it needs more than a limit. `config`:
     there is a config, which would add to their flags."""
-    options = (
-        f"{shlex.quote(study.model.path)} {flags_of(request)} --gpu {shlex.quote(card.slug)}{' --no-config' * config}"
-    )
+    options = options_of(study.model, request, card.slug) + " --no-config" * config
     return f"staticmem analyze {options}", f"staticmem check {options} --budget device={-(-limit // MIB)}MiB"
 
 

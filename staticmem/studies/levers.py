@@ -32,7 +32,12 @@ Progress = Callable[[int, int], None]  # levers that are done, and how many ther
 
 
 def levers(
-    study: Study, gpu: str | None = None, budget: int | None = None, progress: Progress | None = None, jobs: int = 1
+    study: Study,
+    gpu: str | None = None,
+    budget: int | None = None,
+    progress: Progress | None = None,
+    jobs: int = 1,
+    config: bool = False,
 ) -> Levers:
     """The levers of a study's request, those that save most first.
 
@@ -41,6 +46,7 @@ def levers(
         budget: bytes that the step may need; with it the best set of checkpoints is looked for. With a card and no
             budget it is what the card gives, where the request does not fit.
         jobs: processes, where the work is longer than their start.
+        config: there is a config, which would add to the flags of commands.
 
     Raises:
         StaticmemError: the request cannot be analysed as it is.
@@ -59,7 +65,8 @@ def levers(
         rows = try_out(trials, listed, progress)
     if budget is not None and study.scenario.training and (best := best_set(trials, budget)) is not None:
         rows.append(best)
-    rows = in_order(rows)
+    without = " --no-config" * config
+    rows = [replace(row, command=f"{row.command}{without}") for row in in_order(rows)]
     name, usable = (card.gpu, card.usable_bytes) if card is not None else (None, None)
     stands: tuple[Any, ...] = ("", "", 0, None)
     if card is not None:

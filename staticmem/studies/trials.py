@@ -8,18 +8,20 @@ PyTorch stops after the last tensor that it needs, so that it can be less.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from staticmem.engine.shapes import value_infos
 from staticmem.ir.graph import Graph, Op
+from staticmem.ir.model_file import ModelFile
 from staticmem.ops import flops
 from staticmem.passes.requested.regions import regions_of
 from staticmem.report.sweep import SAME, CardFit, LeverRow, need
-from staticmem.scenario.request import as_flags
+from staticmem.scenario.request import as_flags, flags_of
 from staticmem.scenario.step import Scenario
-from staticmem.studies import Study, without_cycle_search
+from staticmem.studies import Request, Study, without_cycle_search
 from staticmem.studies.bench import Bench, card_fit
 from staticmem.studies.study import Key, key_of
 
@@ -100,6 +102,12 @@ class Lever:
     note: str = ""
 
 
+def options_of(model: ModelFile, request: Request, gpu: str | None) -> str:
+    """What stands behind a verb to ask for a step of a model: its name, and all flags."""
+    card = f"--gpu {shlex.quote(gpu)}" if gpu is not None else ""
+    return " ".join(filter(None, (shlex.quote(model.given or model.path), flags_of(request), card)))
+
+
 class Trials:
     """Analyses of one model around one request, each once. `gpu` None: live memory is what counts. With a
     `bench`, whose studies serve, a row has what is expected on the card alone, and no verdict but that it cannot run.
@@ -130,7 +138,8 @@ class Trials:
             with without_cycle_search():
                 self._rows[key] = self._run(one)
         row = replace(self._rows[key], does=lever.does, flags=as_flags(lever.options), changes=lever.changes)
-        return replace(row, note=lever.note)
+        command = f"staticmem analyze {options_of(one.model, one.request, self.gpu)}"
+        return replace(row, note=lever.note, command=command)
 
     def _run(self, one: Study) -> LeverRow:
         live, device, fit = one.lifetimes.peak_bytes, None, None

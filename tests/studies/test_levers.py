@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -33,23 +34,38 @@ def found() -> Levers:
     return levers(Study.open(RESNET, Request(batch=16, optimizer="adam")))
 
 
-def live(capsys: pytest.CaptureFixture[str], flags: str) -> int:
-    """What `staticmem analyze` says under the flags of a row, in the place of those that they change."""
-    import json
-
-    own = {"--batch": "16", "--optimizer": "adam"}
-    changes = shlex.split(flags)
-    kept = [word for flag, value in own.items() if flag not in changes for word in (flag, value)]
-    assert main(["analyze", str(RESNET), "--no-config", *kept, *changes, "-f", "json"]) == 0
-    peak: int = json.loads(capsys.readouterr().out)["peak"]["live_bytes"]
-    return peak
-
-
-def test_flags_of_a_row_give_its_number(found: Levers, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_of_rows_give_their_numbers(found: Levers, capsys: pytest.CaptureFixture[str]) -> None:
+    """As they stand: flags of the request that a lever changes are given once."""
     assert len(found.rows) > 10
     for row in found.rows:
-        assert live(capsys, row.flags) == row.live_bytes, row.does
+        assert predicted(capsys, row.command) == row.live_bytes, row.does
         assert row.saved_bytes == found.base.live_bytes - row.live_bytes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"preset": "hf-trainer"},
+        {"optimizer": "adam", "torch_version": "1.13"},
+        {"optimizer": "sgd", "momentum": 0.9, "zero_grad": "after-forward"},
+    ],
+)
+def test_commands_tell_what_a_preset_would_change(options: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    found = staticmem.levers(RESNET, batch=8, **options)
+    changed = [row for row in found.rows if not row.flags or row.does.split()[0] in ("zero_grad()", "sgd", "the")]
+    assert changed
+    for row in changed:
+        assert predicted(capsys, row.command) == row.live_bytes, row.does
+
+
+def predicted(capsys: pytest.CaptureFixture[str], command: str) -> int:
+    import json
+
+    program, *words = shlex.split(command)
+    assert program == "staticmem"
+    assert main([*words, "--no-config", "-f", "json"]) == 0
+    peak: int = json.loads(capsys.readouterr().out)["peak"]["live_bytes"]
+    return peak
 
 
 def test_rows_are_ranked_and_have_a_schema(found: Levers) -> None:

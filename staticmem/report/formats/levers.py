@@ -14,7 +14,7 @@ _CHANGES = {NUMERICS: "numerics", TRAINING: "training"}
 
 
 def render(levers: Levers, view: View = PLAIN) -> str:
-    """The answer, the table, and what to add to the command line for each."""
+    """The answer, the table, and for each the command that predicts the step with it."""
     if view.quiet:
         return view.line(verdict(levers, view))
     text, sizes = Text(view), 3 + _moves(levers)
@@ -23,18 +23,19 @@ def render(levers: Levers, view: View = PLAIN) -> str:
     head, *lines = columns(_cells(levers, view), view.style, right=range(sizes), optional=optional)
     text.lines += ["", view.style.paint(head, "bold"), *lines]
     text.add_assumptions(levers.assumed)
-    text.heading("Flags", "")
+    text.heading("Commands", "")
     for row in levers.rows:
-        if row.flags:
-            text.add(f"  {row.does}: {row.flags}")
+        text.add(f"  {row.does}:")
+        text.add(f"    {row.command}")
     return text.end()
 
 
 def render_markdown(levers: Levers, view: View = PLAIN) -> str:
-    """The answer, and the table with the flags of each lever."""
+    """The answer, and the table with the command of each lever."""
     heads, base, *rows = [[escape(cell) for cell in row] for row in _cells(levers, view)]
-    flags = [code(row.flags) for row in levers.rows]
-    listed = table([*heads, "flags"], [[*base, ""], *[[*row, flag] for row, flag in zip(rows, flags, strict=True)]])
+    commands = [code(row.command) for row in levers.rows]
+    cells = [[*row, command] for row, command in zip(rows, commands, strict=True)]
+    listed = table([*heads, "command"], [[*base, ""], *cells])
     assumed = "".join([f"\n- assumed: {escape(text)}" for text in levers.assumed])
     return f"**{escape(verdict(levers, view))}**\n\n{listed}\n{assumed}{chr(10) * bool(assumed)}"
 

@@ -177,10 +177,10 @@ def lever_section(levers: Sequence[LeverRow], peak: int, view: View) -> str:
         compute = "" if not lever.compute else f"{'+' if lever.compute > 0 else MINUS}{abs(lever.compute):.0%}"
         note = f"<br><small>{esc(lever.note)}</small>" if lever.note else ""
         bar = stacked_bar([("c-plain", share, "")], f"{share:.0%} of the peak")
-        flags, changes = f"<code>{esc(lever.flags)}</code>", "" if lever.changes == SAME else esc(lever.changes)
+        command, changes = f"<code>{esc(lever.command)}</code>", "" if lever.changes == SAME else esc(lever.changes)
         sizes = (view.size(lever.live_bytes), f"{MINUS}{view.size(saved)}")
-        rows.append((f"{esc(lever.does)}{note}", flags, bar, *sizes, compute, changes))
-    heads = ("Lever", "Flags", "Peak with it", "", "Saves", "Compute", "Changes")
+        rows.append((f"{esc(lever.does)}{note}", command, bar, *sizes, compute, changes))
+    heads = ("Lever", "Command", "Peak with it", "", "Saves", "Compute", "Changes")
     grid = table(heads, rows, id="lever-table", right=(3, 4, 5), caption="Levers")
     lead = "Each alone, the rest as it is, analysed in full: the peak of live tensors with it."
     return section("levers", "Levers", f'<div class="tall">{grid}</div>', lead)
