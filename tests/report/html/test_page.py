@@ -171,13 +171,13 @@ def test_card_of_the_report_is_marked_and_agrees(study: Study) -> None:
 def test_levers_are_those_that_save_the_most_helpful_first(study: Study) -> None:
     peak = study.report.peak.live_bytes
     rows = (
-        LeverRow("worse", "--worse", peak + 512, None, None, -512, 0, 0.0, "none", ""),
-        LeverRow("good <b>", "--good", peak // 2, None, None, peak // 2, 0, 0.33, "numerics", ""),
-        LeverRow("best", "--best", peak // 4, None, None, peak // 4 * 3, 0, -0.5, "none", ""),
+        LeverRow("worse", "--worse", peak + 512, None, None, -512, 0, 0.0, "none", "", command="a --worse"),
+        LeverRow("good <b>", "--good", peak // 2, None, None, peak // 2, 0, 0.33, "numerics", "", command="a --good"),
+        LeverRow("best", "--best", peak // 4, None, None, peak // 4 * 3, 0, -0.5, "none", "", command="a --best"),
     )
     text = render(study.report, Extras(levers=rows))
-    assert "<code>--worse" not in text
-    assert text.index("<code>--best") < text.index("<code>--good")
+    assert "<code>a --worse" not in text
+    assert text.index("<code>a --best") < text.index("<code>a --good")
     assert "good &lt;b&gt;" in text
     assert "+33%" in text
     assert "\u221250%" in text
