@@ -32,6 +32,7 @@ from staticmem.errors import UsageError
 from staticmem.frontends.architectures import model_name
 from staticmem.report.model import Band as BandInfo
 from staticmem.report.run import SCHEMA, InstantReport, LengthsInfo, RunChange, RunReport
+from staticmem.report.verdict import with_article
 from staticmem.scenario.request import request_of
 from staticmem.studies.device import device_of, gpu_fit
 from staticmem.studies.lengths import AT_WORST, Lengths, Shape, ShapedBuilders
@@ -202,7 +203,8 @@ class PlanStudy:
 
     def _assumed(self) -> Iterator[str]:
         if not self.device.bounded:
-            yield f"no GPU is named: the figures are those of a {self.device.gpu.name} (gpus: [NAME], or --gpu NAME)"
+            card = with_article(self.device.gpu.name)
+            yield f"no GPU is named: the figures are those of {card} (gpus: [NAME], or --gpu NAME)"
         for study in self._studies.values():
             for note in study._binding[1]:
                 yield f"{model_name(study.model.path)}: {note.text}"
