@@ -16,7 +16,7 @@ from staticmem.report.formats import Formats
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from staticmem.config.config import Budget, Options
+    from staticmem.config.config import Budget, Config, Options
     from staticmem.report.sweep import Check
     from staticmem.studies.points import Point
 
@@ -127,6 +127,9 @@ def check(args: argparse.Namespace) -> int:
         why = "Neither the config nor the command line sets a budget or names a GPU."
         hint = "Add --gpu l4, --budget live=20GiB, or `budgets: [{metric: live, limit: 20 GiB}]` to the config."
         raise UsageError("no budgets to check", why, hint, "SM210")
+    if config.plan is not None and args.model is None:
+        emit(outcome := _check_plan(args, config, cards, budgets), chosen, args)
+        return 1 if outcome.failed and not args.exit_zero else 0
     configurations = points(config, args.model, settings.given(args), {})
     # a card that is named has its verdict, which live memory alone does not say
     meter = "live" if not cards and all(budget.metric == "live" for budget in budgets) else "device"
@@ -140,6 +143,22 @@ def check(args: argparse.Namespace) -> int:
         print_error(_broken(outcome))
         return 2
     return 1 if outcome.failed and not args.exit_zero else 0
+
+
+def _check_plan(args: argparse.Namespace, config: Config, cards: Sequence[str], budgets: Sequence[Budget]) -> Check:
+    """The budgets of a config with a plan, which are those of its run.
+
+    Raises:
+        UsageError: flags ask for another step.
+    """
+    from staticmem.studies.plan import check_plan  # late: few configs have one
+
+    others = [f"--{name.replace('_', '-')}" for name in settings.given(args)]
+    if others:
+        what, why = f"{others[0]} with a plan", "A plan says the options of each instant itself."
+        raise UsageError(what, why, "Write it into the config, or name a model to check one step.", "SM444")
+    with Progress("instants", args.quiet, "reading models and running their steps") as bar:
+        return check_plan(config, cards, budgets, bar.update)
 
 
 def _warn_of_idle_options(configurations: Sequence[Point], flags: Options) -> None:

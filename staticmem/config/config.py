@@ -74,7 +74,7 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
     if isinstance(model, dict):
         model, dims = model["path"], model.get("dims", {})
     options: dict[str, Any] = {}
-    for mode in modes if "plan" not in values else ():
+    for mode in reversed(modes):  # beside a plan there may be several, and verbs that analyse one step take the first
         if mode in values:
             options = {"mode": mode, **values[mode]}
     if dims:

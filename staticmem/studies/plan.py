@@ -20,8 +20,9 @@ from staticmem.allocators.process import Process
 from staticmem.allocators.result import Replay
 from staticmem.allocators.run import MODEL, STATE, Run
 from staticmem.allocators.settings import ascending, parse_settings
-from staticmem.config.config import Config, of_node
+from staticmem.config.config import Budget, Config, of_node
 from staticmem.config.discover import read
+from staticmem.config.fields import SOFTWARE
 from staticmem.config.plan import CONCATENATED, NOTHING, WITH_STATE, WORDS, Instant, Plan
 from staticmem.devices.architectures import RUNS, Standing
 from staticmem.devices.kernels import KernelWorkspaces
@@ -30,10 +31,14 @@ from staticmem.devices.sizing import Fit, Verdict, verdict
 from staticmem.documents import of_plain
 from staticmem.errors import UsageError
 from staticmem.frontends.architectures import model_name
+from staticmem.report.model import METERS
 from staticmem.report.model import Band as BandInfo
 from staticmem.report.run import SCHEMA, InstantReport, LengthsInfo, RunChange, RunReport
+from staticmem.report.sweep import SCHEMA as SWEEP_SCHEMA
+from staticmem.report.sweep import CardFit, Check, Sweep, SweepRow
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import request_of
+from staticmem.studies.budgets import check
 from staticmem.studies.device import device_of, gpu_fit
 from staticmem.studies.lengths import AT_WORST, Lengths, Shape, ShapedBuilders
 from staticmem.studies.study import Study, key_of
@@ -481,5 +486,40 @@ def study_of_config(config: Config, gpu: str | None, progress: Callable[[int, in
         why, hint = "A plan says what a process does, one instant after the other.", "See 'staticmem init --plan'."
         raise UsageError(what, why, hint, "SM442")
     card = gpu or next(iter(config.gpus), None)
-    options = {**config.options, **({"gpu": card} if card is not None else {})}
+    of_card = {name: value for name, value in config.options.items() if name in SOFTWARE or name == "alloc_conf"}
+    options = {**of_card, **({"gpu": card} if card is not None else {})}
     return PlanStudy(config.plan, options, progress)
+
+
+def check_plan(
+    config: Config, cards: Sequence[str], budgets: Sequence[Budget], progress: Callable[[int, int], None] | None = None
+) -> Check:
+    """The run of a config's plan against budgets, on each card; without budgets, against the memory of the cards."""
+    runs = [study_of_config(config, card, progress).report() for card in cards or (None,)]
+    fits = []
+    for run in runs:
+        gpu = run.gpu
+        if gpu is not None:
+            fits.append(
+                CardFit(
+                    gpu=gpu.name,
+                    usable_bytes=gpu.usable_bytes,
+                    fit=gpu.fit,
+                    allocated_bytes=run.allocated_bytes,
+                    reserved_bytes=run.reserved_bytes,
+                    device_bytes=run.device_bytes,
+                    device_low_bytes=run.device.low,
+                    device_high_bytes=run.device.high,
+                    headroom_bytes=gpu.headroom_bytes,
+                    missing_bytes=gpu.missing_bytes,
+                    obstacle=gpu.obstacle,
+                    why=gpu.why,
+                    condition=gpu.condition,
+                    least_usable_bytes=gpu.least_usable_bytes,
+                )
+            )
+    models = ", ".join(runs[0].models)
+    live = runs[0].live_bytes
+    row = SweepRow(0, "the run", models, {}, None, live, None, {}, None, None, None, None, tuple(fits))
+    names = tuple(fit.gpu for fit in fits)
+    return check(Sweep(SWEEP_SCHEMA, runs[0].models, (), METERS, names, (row,), runs[0].assumed), budgets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import staticmem
 from staticmem.allocators.from_trace import Builder, process_of_trace
 from staticmem.allocators.run import Run
+from staticmem.cli.main import main
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.errors import StaticmemError
 from staticmem.report.run import RunReport
@@ -160,3 +162,39 @@ def test_cuda_graphs_are_refused() -> None:
     with pytest.raises(StaticmemError) as caught:
         run_of(step)
     assert caught.value.code == "SM441"
+
+
+PLAN = f"""\
+version: 1
+model: {RESNET}
+gpus: [8GiB]
+train: {{batch: 8, optimizer: adam}}
+infer: {{batch: 256}}
+plan: {{instants: [step, evaluate]}}
+budgets: [{{metric: device, limit: LIMIT}}]
+"""
+
+
+@pytest.mark.parametrize(("limit", "code"), [("8 GiB", 0), ("1 GiB", 1)])
+def test_check_takes_the_run_of_a_plan(
+    limit: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "staticmem.yaml"
+    path.write_text(PLAN.replace("LIMIT", limit))
+    assert main(["check", "--config", str(path), "-f", "json"]) == code
+    outcome = json.loads(capsys.readouterr().out)["outcomes"][0]
+    run = staticmem.plan(str(path))
+    assert (outcome["configuration"], outcome["bytes"]) == ("the run", run.device_bytes)
+    assert outcome["high_bytes"] == run.device.high
+    assert main(["check", "--config", str(path), "--batch", "4"]) == 2
+    assert "[SM444]" in capsys.readouterr().err
+
+
+def test_other_verbs_take_the_training_step_of_a_config_with_a_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "staticmem.yaml"
+    path.write_text(PLAN.replace("LIMIT", "8 GiB"))
+    assert main(["analyze", "--config", str(path), "-f", "json"]) == 0
+    scenario = json.loads(capsys.readouterr().out)["scenario"]
+    assert (scenario["mode"], scenario["batch"], scenario["optimizer"]) == ("train", 8, "adam")
