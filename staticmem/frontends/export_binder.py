@@ -14,6 +14,7 @@ from staticmem.errors import DimensionError
 from staticmem.frontends import fields
 from staticmem.frontends.export_program import ExportedArchive, dtype_of, malformed
 from staticmem.frontends.export_sizes import BatchRebinder, DataBounds, check_derived
+from staticmem.frontends.traced_sizes import LEAST_FOUND
 from staticmem.ir import dtypes, expressions
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import NO_KWARGS, Arg, Frame, Graph, Note, Op, Parameter, Ref, Value
@@ -78,6 +79,7 @@ class Binder:
             name=archive.path, format="pt2", producer=archive.producer, inputs=inputs, parameters=tuple(parameters),
             buffers=tuple(buffers), ops=tuple(ops), outputs=outputs, values={} if self.binding.rebound else values,
             constant_values=constants, notes=tuple(self.notes), output_names=output_names,
+            least_in_data=dict.fromkeys(self.bounds.assumed, LEAST_FOUND),
         )  # fmt: skip
 
     def outputs(self, specs: Sequence[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -17,6 +17,7 @@ from staticmem.errors import DimensionError
 from staticmem.frontends import fields, recent, traced_sizes
 from staticmem.frontends import recording_format as written
 from staticmem.frontends.output_names import usable
+from staticmem.frontends.traced_sizes import LEAST_FOUND
 from staticmem.ir import dtypes, expressions
 from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import (
@@ -83,10 +84,14 @@ class RecordedModel(ModelFile):
                 fields.text(name): (fields.items(shape), fields.text(op))
                 for name, (shape, op) in fields.mapping(self.document["bounds"]).items()
             }
+            self.in_data = {
+                fields.text(name): None if counted is None else tuple(map(fields.size, fields.items(counted)))
+                for name, counted in fields.mapping(self.document.get("in_data", dict.fromkeys(self.bounds))).items()
+            }
             self.symbols = {
                 fields.text(name): SymbolRange(fields.size(low), None if high is None else fields.size(high))
                 for name, (low, high) in fields.mapping(self.document["symbols"]).items()
-            }
+            } | dict.fromkeys(self.in_data, SymbolRange(1, None))
             self.replaced = {
                 fields.text(name): fields.text(size)
                 for name, size in fields.mapping(self.document.get("replaced", {})).items()
@@ -274,6 +279,7 @@ class _Program:
         self.symbols = dict(binding.symbols)
         self.notes: list[Note] = [*model.notes]
         self.sizes: dict[str, int] = {}
+        self.least_in_data: dict[str, int] = {}
         self.targets = [fields.text(t) for t in fields.items(document["targets"])]
         self.stacks = _stacks(fields.items(document["stacks"]))
         self.called = [fields.mapping(f) for f in fields.items(document["functions"])]
@@ -332,7 +338,7 @@ class _Program:
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=of_mode, parameters=parameters,
             buffers=buffers, ops=ops, outputs=outputs, values=self.values, notes=tuple(self.notes), recorded=recorded,
-            output_names=called if len(called) == len(outputs) else (),
+            output_names=called if len(called) == len(outputs) else (), least_in_data=self.least_in_data,
         )  # fmt: skip
 
     def unused(self, rows: Any, ops: Sequence[Op]) -> Mapping[str, tuple[str, tuple[Holder, ...]]]:
@@ -464,6 +470,10 @@ class _Program:
         text = (
             f"{symbol} is in the data and was taken as {most:,}, the most that {op} can give (--dim {symbol}=N sets it)"
         )
+        self.least_in_data[symbol] = LEAST_FOUND
+        if counted := self.model.in_data.get(symbol):
+            self.least_in_data[symbol] = max(LEAST_FOUND, most * counted[0] // max(counted[1], 1))
+            text += f"; the example has {counted[0]:,} of {counted[1]:,}"
         self.notes.append(Note("assumption", "SM326", text))
         return most
 

@@ -14,6 +14,7 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `training_conditions` | what the code asked of sizes in training alone |
 | `replaced` | of open sizes that the code fixed, or found equal to others, after ops that have them: what they are |
 | `bounds` | of a size that is in the data: `[shape, op]`, it is at most the number of elements of that shape |
+| `in_data` | each size in the data: of the example `[size, most]`, null where unknown (older lack it) |
 | `inputs` | `[name, dtype, shape]`; shapes have integers and expressions of symbols as text |
 | `inputs_of_mode` | those that go in in training (true) or inference (false) alone, as labels |
 | `parameters` | `[shared, name, shape, dtype, requires_grad, same]` |

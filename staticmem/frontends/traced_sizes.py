@@ -16,6 +16,8 @@ from staticmem.errors import ModelFileError
 from staticmem.frontends import fields
 from staticmem.ir.model_file import TracedSizes
 
+LEAST_FOUND = 1  # elements that an op finds in data of which nothing is known: with none, code may divide by zero
+
 NAME = "staticmem_sizes.json"  # under `extra/` of a `.pt2`, in `metadata_props` of a ModelProto
 MAX_CHARACTERS = 1 << 20
 MAX_CONDITIONS = 10_000

@@ -401,6 +401,7 @@ class Graph:
     # empty where the file does not say
     output_names: tuple[str, ...] = ()
     without: frozenset[str] = frozenset()  # passes that are left out of what is made of it (`Binding.without`)
+    least_in_data: Mapping[str, int] = field(default_factory=dict)  # of sizes that were taken as large as data can have
 
     @cached_property
     def derived(self) -> dict[str, Any]:

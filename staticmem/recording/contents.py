@@ -210,6 +210,13 @@ class Contents:
             return _wide(value) if self.follows else value
         return torch.device("cpu") if isinstance(value, torch.device) else value
 
+    def counted(self, size: Any, most: Any) -> list[int] | None:
+        """How many elements an op found in the example, and the most that it can; None where that is not known."""
+        try:
+            return [int(self._number(size)), int(self._number(most))]
+        except _UnknownError:
+            return None
+
     def _number(self, value: Any) -> Any:
         """A size of the example, or what was read in its place."""
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):

@@ -278,6 +278,7 @@ class _Call:
             "targets": list(self.targets), "stacks": rows.stacks(list(self.stacks)),
             "functions": programs.functions, "programs": programs.programs,
             **({"halved": programs.halved} if programs.halved else {}), **input_embeddings(self.module),
+            **({"in_data": in_data} if (in_data := self.sizes.in_data()) else {}),
             **programs.of_code(), **(self.fake.contents.rows() if self.fake.contents is not None else {}),
         }  # fmt: skip
 

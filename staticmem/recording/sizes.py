@@ -16,6 +16,7 @@ class Sizes:
     def __init__(self, names: Mapping[Any, str]) -> None:
         self.names = dict(names)  # sympy symbol -> name
         self.bounds: dict[str, list[Any]] = {}  # of sizes that are in the data: [shape, op]
+        self.counted: dict[str, list[int]] = {}  # of the example: the size, and the most that it can be
 
     def of(self, size: Any) -> int | str:
         """A size of a shape, or an integer argument of an op."""
@@ -35,6 +36,11 @@ class Sizes:
             text = self.of(size)
             if isinstance(text, str) and text.startswith("u") and text[1:].isdigit():
                 self.bounds.setdefault(text, [self.shape(most), op])
+
+    def in_data(self) -> dict[str, list[int] | None]:
+        """The sizes that are in the data, with what is known of the example."""
+        unbacked = [name for name in self.names.values() if name.startswith("u") and name[1:].isdigit()]
+        return {name: self.counted.get(name) for name in unbacked}
 
     def shape(self, sizes: Any) -> list[int | str]:
         return [self.of(size) for size in sizes]

@@ -356,6 +356,10 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
         source = masks[0] if target.startswith("aten::index") and masks else args[0]
         self.sizes.bound(result.shape, source.shape, target.partition("::")[2].partition(".")[0])
         own = [n for n in self.sizes.shape(result.shape) if n in self.sizes.bounds]
+        if own and self.contents is not None:
+            rows = result.shape[self.sizes.shape(result.shape).index(own[0])]
+            if (counted := self.contents.counted(rows, source.numel())) is not None:
+                self.sizes.counted.setdefault(str(own[0]), counted)
         return {"size": _size(own[0])} if own else {}
 
     def write(self, target: str, args: list[Any], kwargs: dict[str, Any], outputs: list[int], flags: int) -> None:

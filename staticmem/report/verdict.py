@@ -313,11 +313,14 @@ def unsaid_text(report: model.Report, view: View) -> str:
     """Why the step may need much less, and what settles it; empty where the file says it all."""
     open_facts = dict.fromkeys(UNSAID[note.code] for note in report.assumptions if note.code in UNSAID)
     band = report.peak.bands["live"]
+    low = view.size(report.peak.bands.get("device", band).low)
+    if band.low < report.peak.live_bytes and any(note.code == "SM326" for note in report.assumptions):
+        return f"It may need as little as {low}: sizes that are in the data are as large as they can get (SM326)."
     if not open_facts or band.low == band.high:
         return ""
     named, absent, flags = zip(*open_facts, strict=True)
     return (
-        f"It may need as little as {view.size(report.peak.bands.get('device', band).low)}: the file does not say "
+        f"It may need as little as {low}: the file does not say "
         f"{' and '.join(named)}. If {' and '.join(absent)}, add {' '.join(flags)}."
     )
 

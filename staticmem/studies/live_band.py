@@ -77,7 +77,8 @@ class LiveBand:
     """What the file leaves open in a step that has been run.
 
     `rank` makes the step of one rank of `request`'s, the step of one device: of a rank, only compiled code is open, and
-    the load of experts, which `heaviest` has at its worst.
+    the load of experts, which `heaviest` has at its worst. `fewest` has sizes that are in the data, which are expected
+    as large as they can get, as small as they may be (SM326).
     """
 
     def __init__(
@@ -89,8 +90,9 @@ class LiveBand:
         step: Step,
         rank: Callable[[StepResult], StepResult] | None = None,
         heaviest: HasResult | None = None,
+        fewest: HasResult | None = None,
     ) -> None:
-        self.rank, self.heaviest = rank, heaviest
+        self.rank, self.heaviest, self.fewest = rank, heaviest, fewest
         self.model, self.binding, self.graph, self.request = model, binding, graph, request
         self.scenario = request.scenario()[0]
         self.result, self.lifetimes = step
@@ -103,13 +105,11 @@ class LiveBand:
             peak, most = self.lifetimes.peak_bytes, self._peak(self.heaviest.result)
             return (peak, most) if most > peak else None
         of_rank = self.rank is not None and self.result.compiled is None
-        if len(self.graph.ops) > BAND_LIMIT or (of_rank and self.other_call is None):
+        if len(self.graph.ops) > BAND_LIMIT or (of_rank and not self._steps_besides):
             return None
         graph, peak = self.graph, self.lifetimes.peak_bytes
-        low, high = peak, peak
-        if self._is_open or self.other_call is not None:
-            peaks = [peak, *(step.peak_bytes for step in self._steps_besides)]
-            low, high = min(peaks), max(peaks)
+        peaks = [peak, *(step.peak_bytes for step in self._steps_besides)]
+        low, high = min(peaks), max(peaks)
         if self._is_open:
             less, more = moved_by_stored_tensors(graph, self.result.trace)
             kept = moved_by_kept_tensors(graph, self.lifetimes, self.scenario.training)
@@ -124,8 +124,7 @@ class LiveBand:
     @property
     def ends(self) -> tuple[Lifetimes, ...] | None:
         """The steps whose peaks, with the expected one, are the bounds; None where more than that moves them."""
-        is_open = self._is_open or self.other_call is not None
-        steps = self._steps_besides if is_open and len(self.graph.ops) <= BAND_LIMIT else ()
+        steps = self._steps_besides if len(self.graph.ops) <= BAND_LIMIT else ()
         peaks = [self.lifetimes.peak_bytes, *(step.peak_bytes for step in steps)]
         bounds = self.bounds or (self.lifetimes.peak_bytes,) * 2
         return steps if bounds == (min(peaks), max(peaks)) else None
@@ -133,12 +132,15 @@ class LiveBand:
     @cached_property
     def _steps_besides(self) -> tuple[Lifetimes, ...]:
         """The steps that the band has besides the expected one."""
-        if self.other_call is not None:
-            return (self.other_call,)
-        least = least_of_training(self.graph, self.scenario, self.lifetimes)
-        if not self.scenario.training:
-            least = least_on_fused_path(self.result.notes, self.lifetimes)
-        return self._open_steps if least is None else (*self._open_steps, least)
+        steps = [self.other_call]
+        if self.fewest is not None:
+            steps.append(self._evaluated("small sizes that are in the data", self._step_of_fewest))
+        if self._is_open:
+            least = least_of_training(self.graph, self.scenario, self.lifetimes)
+            if not self.scenario.training:
+                least = least_on_fused_path(self.result.notes, self.lifetimes)
+            steps += [*self._open_steps, least]
+        return tuple(filter(None, steps))
 
     @cached_property
     def other_call(self) -> Lifetimes | None:
@@ -196,6 +198,11 @@ class LiveBand:
             text = f"the band of the peak lacks {bound}, because the graph of that did not evaluate: {error.what}"
             self.left_out.append(Note("warning", "SM381", text))
             return None
+
+    def _step_of_fewest(self) -> Lifetimes:
+        assert self.fewest is not None
+        result = self.fewest.result
+        return Lifetimes(result.trace if self.rank is None else self.rank(result).trace)
 
     def _peak(self, result: StepResult) -> int:
         """The peak of a step, of one rank where the request is parallel."""

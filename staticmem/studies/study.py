@@ -330,16 +330,18 @@ class Study:
         """What the file leaves open that may move the peak."""
         from staticmem.studies.live_band import LiveBand
 
-        request = self.request
+        request, step = self.request, self._step  # which may leave out passes
+        one = self._rank[0] if request.on_ranks else self
+        least = one.graph.least_in_data
+        fewest = one.ask(replace(one.request, dims={**(one.request.dims or {}), **least})) if least else None
         if not request.on_ranks:
-            step = self._step  # which may leave out passes
-            return LiveBand(self.model, self.binding, self.graph, request, step)
+            return LiveBand(self.model, self.binding, self.graph, request, step, fewest=fewest)
         from staticmem.parallel.rank import on_one_device, on_rank
 
-        one, strategy, _ = self._rank
+        strategy = self._rank[1]
         rank = partial(on_rank, strategy=strategy)
         heaviest = self.ask(on_one_device(request, worst=True)) if one.scenario.experts is not None else None
-        return LiveBand(one.model, one.binding, one.graph, one.request, self._step, rank, heaviest)
+        return LiveBand(one.model, one.binding, one.graph, one.request, step, rank, heaviest, fewest)
 
     @property
     def live_band(self) -> tuple[int, int] | None:

@@ -46,6 +46,9 @@ def test_the_largest_size_is_taken_and_said(tmp_path: Path) -> None:
 
 def test_the_user_knows_better(tmp_path: Path) -> None:
     path = str(selected(tmp_path))
+    whole = staticmem.analyze(path, batch=1000).peak
+    one_row = staticmem.analyze(path, batch=1000, dims={"u0": 1, "u1": 1}).peak
+    assert (whole.bands["live"].low, whole.bands["live"].high) == (one_row.bands["live"].low, whole.live_bytes)
     report = staticmem.analyze(path, batch=1000, dims={"u0": 10})
     assert [t.shape for t in report.model.outputs] == [(10, 8), (80, 2)]
     assert len(notes(report)) == 1

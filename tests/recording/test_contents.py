@@ -245,3 +245,31 @@ def test_inputs_at_other_sizes_hold_what_the_example_holds() -> None:
     module, inputs = Looped(), (torch.randn(8, 2, 16, 64), torch.ones(8, 16))
     for words in ({}, {"dims": {"x[1]": 3}}):
         assert "had True." in peak_and_told(module, *inputs, **words)[1][0]
+
+
+class Picked(nn.Module):  # type: ignore[misc, name-defined]
+    """Takes the rows that a tensor names, or makes numbers of their places, which asks for nothing."""
+
+    def __init__(self, takes: bool) -> None:
+        super().__init__()
+        self.layer, self.takes = nn.Linear(64, 256), takes
+
+    def forward(self, x: Any, keep: Any) -> Any:
+        rows = keep.nonzero()
+        return self.layer(x[rows.squeeze(-1)]) if self.takes else rows * 2
+
+
+def test_rows_that_the_data_picks_have_a_band() -> None:
+    """Expected are all of them; at the least there are as many as in the example, or one where nobody knows."""
+    x, keep = torch.zeros(512, 64), torch.arange(512) % 4 == 0
+    for takes, rows, told in ((True, 128, "; the example has 128 of 512"), (False, 1, "")):
+        report = staticmem.analyze(Picked(takes), (x, keep), mode="infer")
+        (text,) = [note.text for note in report.assumptions if note.code == "SM326"]
+        assert text.endswith(f"sets it){told}")
+        assert "may need as little as" in str(report)
+        least = staticmem.analyze(Picked(takes), (x, keep), mode="infer", dims={text.split()[0]: rows})
+        assert "may need as little as" not in str(least)
+        assert not [note for note in least.assumptions if note.code == "SM326"]
+        band = report.peak.bands["live"]
+        assert (band.low, band.high) == (least.peak.live_bytes, report.peak.live_bytes)
+        assert band.high - band.low >= (512 - rows) * (256 * 4 if takes else 2 * 8)

@@ -128,7 +128,7 @@ def test_a_size_that_the_code_fixed_is_recorded_again() -> None:
     assert written["fixed_axes"] == {"ids[0]": "seq"}
     model = BuiltModel.__new__(BuiltModel)
     RecordedModel.__init__(model, "<m>", written, "transformers")
-    model.others, model.by_step = [], {}
+    vars(model).update(others=[], by_step={}, described=None, architecture=None)
     assert model.at({"seq": 3}, False, {}) is model
     assert not model.holds({"seq": 4}, False)
 

@@ -139,6 +139,8 @@ def _left_open(report: Report) -> str:
         return "the compiled code of some ops"
     if any(note.code == "SM388" for note in report.warnings):
         return "which call of the code it is"
+    if "SM326" in codes:
+        return "sizes that are in the data"
     unsaid = [UNSAID[code][0] for code in UNSAID if code in codes]
     if unsaid:
         return unsaid[0]
