@@ -199,6 +199,7 @@ VERBS: dict[str, list[str]] = {
     "graph": [SEED, *STEP],
     "layers": [SEED, *STEP],
     "levers": [SEED, *STEP, "--gpu", "l4"],
+    "plan": [str(ROOT / "models" / "plan.yaml")],
     "reconcile": [RECORDS],
     "report": [str(ROOT / "tests" / "report" / "golden" / "vgg16-amp.json")],
     "session": [SEED_ONNX, "--runtime", "onnxruntime", "--batch", "4"],  # of analyze

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 @cache
 def recorded() -> list[dict[str, Any]]:
     """The plans with what was read of each."""
-    plans: list[dict[str, Any]] = json.loads(gzip.decompress((ROOT / "tests/data/allocator/runs.json.gz").read_bytes()))
+    plans: list[dict[str, Any]] = json.loads(gzip.decompress((ROOT / "tests/data/allocator/runs.gz").read_bytes()))
     return plans
 
 

@@ -162,7 +162,7 @@ def test_steps_that_a_graph_cannot_run(words: dict[str, Any], code: str) -> None
 
 def test_sizes_that_the_file_fixes() -> None:
     with pytest.raises(StaticmemError) as caught:
-        predicted(str(MODELS / "resnet18.pt2"), {"batch": 2, "resolution": [96, 96]}, "cpu")
+        predicted(str(MODELS / "resnet18.onnx"), {"batch": 2, "resolution": [96, 96]}, "cpu")
     assert caught.value.code == "SM236"
 
 

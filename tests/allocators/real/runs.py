@@ -7,7 +7,7 @@ environment with a CUDA build of PyTorch (2.14.1 made the file that is here):
     tests/allocators/real/build.sh /tmp/stub
     STUB=/tmp/stub python tests/allocators/real/runs.py [COUNT]
 
-The result is tests/data/allocator/runs.json.gz.
+The result is tests/data/allocator/runs.gz.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def main() -> None:
         rows += under_stub("runs.py", {"plans": plans}, PYTORCH_CUDA_ALLOC_CONF="", **sizes, **none)["plans"]
         print(f"{len(rows)} plans", flush=True)
     data = json.dumps(rows, separators=(",", ":")).encode()
-    with open(OUT / "runs.json.gz", "wb") as file:
+    with open(OUT / "runs.gz", "wb") as file:
         file.write(gzip.compress(data, mtime=0))
 
 
