@@ -39,7 +39,7 @@ from staticmem.report.sweep import CardFit, Check, Sweep, SweepRow
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import request_of
 from staticmem.studies.budgets import check
-from staticmem.studies.device import device_of, gpu_fit
+from staticmem.studies.device import DEFAULT_GPU, device_of, gpu_fit
 from staticmem.studies.lengths import AT_WORST, Lengths, Shape, ShapedBuilders
 from staticmem.studies.study import Study, key_of
 from staticmem.units import Band
@@ -495,6 +495,8 @@ def check_plan(
     config: Config, cards: Sequence[str], budgets: Sequence[Budget], progress: Callable[[int, int], None] | None = None
 ) -> Check:
     """The run of a config's plan against budgets, on each card; without budgets, against the memory of the cards."""
+    if not cards and any(budget.metric != "live" for budget in budgets):
+        cards = (DEFAULT_GPU,)  # other meters are those of a card
     runs = [study_of_config(config, card, progress).report() for card in cards or (None,)]
     fits = []
     for run in runs:

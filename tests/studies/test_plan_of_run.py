@@ -186,6 +186,8 @@ def test_check_takes_the_run_of_a_plan(
     run = staticmem.plan(str(path))
     assert (outcome["configuration"], outcome["bytes"]) == ("the run", run.device_bytes)
     assert outcome["high_bytes"] == run.device.high
+    path.write_text(PLAN.replace("LIMIT", limit).replace("gpus: [8GiB]\n", ""))  # then an H100 is assumed
+    assert main(["check", "--config", str(path), "-q"]) == code
     assert main(["check", "--config", str(path), "--batch", "4"]) == 2
     assert "[SM444]" in capsys.readouterr().err
 
