@@ -42,7 +42,9 @@ def _timeline(run: RunReport, view: View) -> str:
     limits = [] if run.gpu is None else [(run.gpu.name, run.gpu.usable_bytes)]
     title = "Memory over the run"
     drawing = curve(title, [float(at) for at in range(len(run.points))], labels, lines, limits, view)
-    lead = "Peaks between the points; the dashed line is what the GPU gives to a process."
+    lead = "Each point is the highest since the one before."
+    if run.gpu is not None:
+        lead += f" The {run.gpu.name} gives {view.size(run.gpu.usable_bytes)} to a process."
     return section("chart", title, f'<div class="figures"><figure>{drawing}</figure></div>', lead)
 
 
