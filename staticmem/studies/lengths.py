@@ -62,10 +62,10 @@ class Lengths:
             UsageError: the source cannot be read, or a bound is missing.
         """
         if self.rule == TOKENS and not self.tokens:
-            raise _wrong("the rule `tokens` has no budget", "Add `tokens: 8192`.")
+            raise _wrong("the rule `tokens` needs a budget", "Add `tokens: 8192`.")
         if self.rule == PACKED:
             if not self.most:
-                raise _wrong("packed rows have no length", "Add `most: 4096`, the tokens of a row.")
+                raise _wrong("packed rows need a length", "Add `most: 4096`, the tokens of a row.")
             return [(batch, self.most)] * (steps + AT_WORST)
         numbers = self._numbers()
         longest = self.most or max(numbers)
@@ -108,7 +108,7 @@ class Lengths:
             numbers = _read(self.source, self.column)
         else:
             if drawn[1] != "uniform" and not self.most:
-                raise _wrong(f"{drawn[1]} lengths have no longest", "Add `most: 4096`: longer ones are cut to it.")
+                raise _wrong(f"{drawn[1]}(...) has no longest sample", "Add `most: 4096`: longer ones are cut to it.")
             numbers = _draw(drawn[1], float(drawn[2]), float(drawn[3]), self.seed)
         high = self.most or max(numbers)
         return [min(max(number, self.least), high) for number in numbers]
