@@ -11,7 +11,7 @@ from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.report.verdict import in_cache, tflops_text
 from staticmem.scenario.strategies import STRATEGIES
 
-# The cases, and what of them is exact, are those of README and docs/internals/measurements.md, which a test compares
+# The cases, and what of them is exact, are those of docs/accuracy.md and internals/measurements.md; a test compares
 LIVE_CASES, LIVE_EXACT, LIVE_MOST = "81", "99 %", "0.14 %"
 _LIVE = (
     f"Live memory has the same bytes as PyTorch's in {LIVE_EXACT} of {LIVE_CASES} reference cases and is off by at "
