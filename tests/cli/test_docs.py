@@ -25,6 +25,8 @@ EXAMPLE = re.compile(
 )
 CHANGED_DECISION = r"(amended on \d+ \w+ 2026|replaced in part by \[\d+\]\(\d{4}-[\w-]+\.md\))"
 PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
+FOR_USERS = (README, *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "how-to").glob("*.md"))
+WORDS = 37_000  # of all pages for users, as `wc -w` counts: half of what they had when readers said they were too long
 
 
 def output_of(command: str) -> str:
@@ -91,8 +93,7 @@ def test_messages_are_in_plain_words() -> None:
     """No text of the package but docstrings, no code and no page for users has a phrase that readers stumbled over."""
     found = re.compile(r"\b(but for|says? so|in place of|has to|have to|of its own|behind)\b")
     texts = {"codes.yaml": (ROOT / "staticmem" / "cli" / "codes.yaml").read_text(encoding="utf-8")}
-    users = (README, *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "how-to").glob("*.md"))
-    texts |= {page.name: page.read_text(encoding="utf-8") for page in users}
+    texts |= {page.name: page.read_text(encoding="utf-8") for page in FOR_USERS}
     for path in (ROOT / "staticmem").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts |= {
@@ -102,6 +103,14 @@ def test_messages_are_in_plain_words() -> None:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and not isinstance(parent, ast.Expr)
         }
     assert [(place, match[0]) for place, text in texts.items() for match in found.finditer(text)] == []
+
+
+def test_users_read_few_words() -> None:
+    """Whoever adds a page shortens others, or moves what users do not need to docs/internals."""
+    lengths = {page.relative_to(ROOT): len(page.read_text(encoding="utf-8").split()) for page in FOR_USERS}
+    longest = ", ".join(f"{page}: {lengths[page]:,}" for page in sorted(lengths, key=lambda page: -lengths[page])[:5])
+    total = sum(lengths.values())
+    assert total <= WORDS, f"README, docs/ and docs/how-to/ have {total:,} words of {WORDS:,}; the longest: {longest}"
 
 
 def test_flags_in_the_docs_exist(capsys: pytest.CaptureFixture[str]) -> None:
