@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from staticmem.recording.export import export
     from staticmem.report.model import Report as Report
+    from staticmem.serving.study import serve
     from staticmem.studies.api import analyze, fit, levers, max_batch, max_dim
     from staticmem.studies.plan import plan
     from staticmem.studies.sweep import sweep
@@ -27,6 +28,7 @@ __all__ = [
     "max_batch",
     "max_dim",
     "plan",
+    "serve",
     "sweep",
 ]
 
@@ -38,6 +40,7 @@ _PLACES = {
     "Report": "staticmem.report.model",
     "sweep": "staticmem.studies.sweep",
     "plan": "staticmem.studies.plan",
+    "serve": "staticmem.serving.study",
     "max_batch": "staticmem.studies.api",
     "max_dim": "staticmem.studies.api",
     "levers": "staticmem.studies.api",

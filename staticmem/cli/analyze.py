@@ -13,7 +13,7 @@ from staticmem.cli.flags import add_flag, add_max_dim, add_model, add_scenario, 
 from staticmem.cli.output import Progress, add_output, chosen_format, put, say, view_of, warn
 from staticmem.report.formats import Formats
 from staticmem.report.text import style_for
-from staticmem.scenario.request import ALL, OPTIONS
+from staticmem.scenario.request import ALL, OPTIONS, SERVE
 
 if TYPE_CHECKING:
     from staticmem.report.formats import Format
@@ -44,6 +44,8 @@ examples:
       the longest sequence on a GPU
   staticmem analyze model.onnx --batch 8 --runtime onnxruntime --provider cuda --gpu l4
       a session of the ONNX Runtime: its arena, and the device
+  staticmem analyze config.json --mode serve --engine vllm --gpu h100 --max-len 32768
+      an engine that serves a model: whether it starts, and the tokens that its cache holds
   staticmem analyze model.pt2 --optimizer adam -o report.json
       the report as JSON, to a file
   staticmem analyze model.pt2 --batch 32 --optimizer adam -o report.html
@@ -86,6 +88,10 @@ def run(args: argparse.Namespace) -> int:
     from staticmem.studies import Study, without_cycle_search  # late: --help and errors of flags need no engine
 
     request = settings.request(args, top=ALL if args.explain_peak and chosen.name == "json" else args.top)
+    if request.mode == SERVE:
+        from staticmem.cli import serving  # late: few ask for an engine
+
+        return serving.run(args, request, chosen.name)
     with (
         settings.model_path(settings.model_of(args)) as path,
         without_cycle_search(),

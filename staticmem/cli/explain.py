@@ -21,6 +21,7 @@ KINDS = {
     "SM3": "assumptions and levers",
     "SM4": "hardware",
     "SM5": "the ONNX Runtime",
+    "SM6": "serving engines",
 }
 
 

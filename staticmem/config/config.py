@@ -66,9 +66,10 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
             f"Write `version: {VERSION}` as its first key.",
             UNKNOWN_KEY,
         )
-    modes = ("train", "infer", "generate")
+    modes = ("train", "infer", "generate", "serve")
+    why = "A configuration trains, infers, generates or serves."
     for one, other in combinations(modes, 2) if "plan" not in values else ():
-        _exclude(root, one, other, "A configuration trains, infers or generates.", "Put the other into scenarios.")
+        _exclude(root, one, other, why, "Put the other into scenarios.")
     _exclude(root, "what_if", "scenarios", "A sweep is a cross product or a list.", "Keep one of them.")
     model, dims = values.get("model"), {}
     if isinstance(model, dict):

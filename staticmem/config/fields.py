@@ -112,6 +112,8 @@ INFERENCE = _entries(lambda one: one.table == "step" and not one.training)
 TRAINING = _entries(lambda one: one.table == "step" and one.training)
 STEP = {**INFERENCE, **TRAINING}
 GENERATION = _entries(lambda one: one.table == "generate")
+SERVING = _entries(lambda one: one.table == "serve")
+SERVED = {**SERVING, **{name: _entry(name) for name in ("dtype", "parallel", "devices")}}
 DECODING = {**GENERATION, **INFERENCE}
 SOFTWARE = _entries(lambda one: one.table == "device")
 MODE, ALLOCATOR = _entry("mode"), _entry("alloc_conf")
@@ -129,7 +131,7 @@ def axes() -> Mapping[str, Entry]:
     kinds: dict[str, Kind] = {"checkpoint": _Checkpoints(), "optimizer": kind_of(OPTIONS["optimizer"], ("none",))}
     listed = {
         name: Entry(ListOf(kinds.get(name, entry.kind)), _to_try(entry.about), f"[{entry.example}]")
-        for name, entry in {**STEP, **GENERATION, **SOFTWARE, "mode": MODE, "alloc_conf": ALLOCATOR}.items()
+        for name, entry in {**STEP, **GENERATION, **SERVING, **SOFTWARE, "mode": MODE, "alloc_conf": ALLOCATOR}.items()
     }
     listed["dims"] = Entry(Named(ListOf(Whole("512"))), "Sizes to try, by name.", "{seq: [512, 1024]}")
     listed["model"] = Entry(ListOf(Text("model.pt2")), "Models to try, from the config's folder.", "[a.pt2, b.pt2]")

@@ -13,6 +13,8 @@ from staticmem.config.fields import (
     INFERENCE,
     MODE,
     MODEL,
+    SERVED,
+    SERVING,
     SOFTWARE,
     STEP,
     TRAINING,
@@ -34,6 +36,7 @@ def _scenario() -> Mapping[str, Entry]:
         "name": Entry(Text("large batch"), "What it is called in the table.", "large batch"),
         **STEP,
         **GENERATION,
+        **SERVING,
         **SOFTWARE,
         "mode": MODE,
         "model": Entry(Text("model.pt2"), "Another model, from the config's folder.", "other.pt2"),
@@ -60,6 +63,7 @@ def _root() -> Mapping[str, Entry]:
         "generate": Entry(
             Table(lambda: DECODING, hints=INFER_HINTS, lists=True), "Generation with a decoder instead of train."
         ),
+        "serve": Entry(Table(lambda: SERVED, lists=True), "An engine that serves a decoder instead of train."),
         "gpus": Entry(ListOf(Text("h100-sxm-80gb")), "GPUs by name or size.", "[h100-sxm-80gb, 24GB]"),
         "device": Entry(Table(lambda: SOFTWARE), "Software and settings of the GPU."),
         "allocator": Entry(Table(lambda: {"conf": ALLOCATOR}), "Settings of PyTorch's caching allocator."),
@@ -81,6 +85,7 @@ class _Version:
 
 
 _ROOT_HINTS = {
+    **dict.fromkeys(SERVING, "It is an option of the engine: write it under serve."),
     **dict.fromkeys((*DECODING, *TRAINING), "It is an option of the step: write it under train, infer or generate."),
     **dict.fromkeys(SOFTWARE, "It is an option of the device: write it under device."),
     "gpu": "Write `gpus: [NAME]`.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from staticmem.config.fields import GENERATION, INFERENCE, SOFTWARE, TRAINING, Entry
+from staticmem.config.fields import GENERATION, INFERENCE, SERVING, SOFTWARE, TRAINING, Entry
 from staticmem.config.plan import WORDS
 
 _IN_USE = {"batch": "32", "optimizer": "adam"}
@@ -59,6 +59,8 @@ def template(model: str, schema: str) -> str:
         "",
         "# generate:                                 # Generation with a decoder instead of train.",
         *_entries(GENERATION, commented=True),
+        "# serve:                                    # An engine that serves a decoder instead of train.",
+        *_entries(SERVING, commented=True),
         "",
         _line(0, "gpus", "[h100-sxm-80gb, 24GB]", "GPUs by name or size: does it fit?"),
         "",

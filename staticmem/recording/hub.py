@@ -99,6 +99,14 @@ def _of_folder(architecture: Architecture) -> Described:
         return Described(config, (), folder, str(error))
 
 
+def config_of_repository(architecture: Architecture) -> dict[str, Any]:
+    """The config of a repository of the Hub as it is written, with how its weights are packed.
+
+    Raises as `describe`.
+    """
+    return _of_hub(architecture).config
+
+
 def _of_hub(architecture: Architecture) -> Described:
     key = architecture.name, architecture.revision
     if key not in _fetched:

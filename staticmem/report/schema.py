@@ -26,6 +26,7 @@ RESULTS = {
     "why": ("report.why", "Why", "SCHEMA"),
     "snapshot-diff": ("validate.snapshot_diff", "SnapshotDiff", "SCHEMA"),
     "session": ("ort.report", "SessionReport", "SCHEMA"),
+    "serve": ("serving.report", "ServeReport", "SCHEMA"),
 }
 
 

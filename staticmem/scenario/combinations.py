@@ -128,6 +128,7 @@ def _strategies(test: Callable[[StrategyFacts], object], text: str = "--parallel
 
 TRAINING = side("mode", "training", ("train",))
 GENERATE = side("mode", "--mode generate", ("generate",))
+SERVE = side("mode", "--mode serve", ("serve",))
 OPTIMIZER = side("optimizer", "{optimizer}")
 FUSED_STEP = side("optimizer_impl", "", ("fused",))
 CLIP = side("clip_grad_norm")
@@ -168,6 +169,10 @@ _OVERWRITTEN = (
 
 STEPS: Table = {
     Combination(COMPILE_MODE, without(COMPILE), "SM185"): ("It is the mode of torch.compile.", "Add --compile."),
+    Combination(SERVE, SERVE, "SM600", "{one} is not answered here"): (
+        "An engine has no step of PyTorch: its parts are those of a process that serves.",
+        "Use staticmem analyze MODEL --mode serve --gpu NAME, or staticmem.serve() in Python.",
+    ),
     Combination(CUDA_GRAPHS, PARALLEL, "SM185"): (
         "What the hooks of a strategy do between CUDA graphs is not covered.",
         "Leave one of them out.",

@@ -1,5 +1,5 @@
 """What `generate` is asked: tokens, the cache, and how tokens are chosen: greedily, or by sampling, with the processors
-of logits that it then has.
+of logits that it then has. And what an engine that serves a model is asked (`serving`).
 
 Source: transformers 5.24, generation/configuration_utils.py: with `do_sample=True` `top_k` is 50 where nobody sets it,
 `temperature` and `top_p` are 1.0; generation/utils.py, `_get_logits_processor`: which values add a processor.
@@ -11,7 +11,7 @@ import math
 
 from staticmem.errors import UsageError
 from staticmem.ir.record import record
-from staticmem.scenario.options import STEP, option
+from staticmem.scenario.options import SERVING, STEP, option
 
 GREEDY = "greedy"
 EXAMPLE = "top-k=50,top-p=0.9,temperature=0.7"
@@ -23,7 +23,7 @@ _KEYS = ("top-k", "top-p", "temperature")
 # fmt: off
 @record(frozen=True, kw_only=True)
 class GenerationOptions:
-    """What `--mode generate` takes."""
+    """What `--mode generate` takes, and `--mode serve`."""
 
     prompt: int | None = option(
         None, STEP, "whole", "N", "tokens of the prompt, with --mode generate", example="2048",
@@ -43,6 +43,37 @@ class GenerationOptions:
         GREEDY, STEP, "text", "HOW", "how tokens are chosen, with --mode generate", example=EXAMPLE, table="generate",
         details="`greedy`, `sample`, or settings: `top-k=50,top-p=0.9,temperature=0.7` "
         "([generation](generation.md#sampling))",
+    )
+    engine: str | None = option(
+        None, SERVING, "text", "NAME", "the engine and its version", unset="vllm@0.19", example="vllm@0.19",
+        details="Of vLLM; rules of another version than 0.19 were not read, so that its bands are wider",
+    )
+    utilization: float | None = option(
+        None, SERVING, "fraction", "SHARE", "share of the card that the engine may hold", unset="the engine's: 0.9",
+        example="0.9", details="`gpu_memory_utilization`",
+    )
+    max_len: int | None = option(
+        None, SERVING, "whole", "N", "tokens of the longest request", unset="the model's", example="8192",
+        details="`max_model_len`",
+    )
+    max_seqs: int | None = option(
+        None, SERVING, "whole", "N", "requests that may run at once", unset="the engine's for the card", example="256",
+        details="`max_num_seqs`",
+    )
+    max_batched_tokens: int | None = option(
+        None, SERVING, "whole", "N", "tokens of a step of the engine", unset="the engine's for the card",
+        example="8192", details="`max_num_batched_tokens`",
+    )
+    kv_dtype: str = option(
+        "auto", SERVING, "choice", "TYPE", "type of keys and values in the engine's cache", choices=("auto", "fp8"),
+        example="fp8", details="`kv_cache_dtype`; `auto` is that of the model",
+    )
+    load_as: str = option(
+        "auto", SERVING, "choice", "TYPE", "type that the engine packs weights to while it loads them",
+        choices=("auto", "fp8"), example="fp8", details="`quantization` of a checkpoint that is not packed",
+    )
+    enforce_eager: bool = option(
+        False, SERVING, "switch", "", "no CUDA graphs and no compiler in the engine", details="`enforce_eager`",
     )
     # fmt: on
 

@@ -18,15 +18,16 @@ from staticmem.ir.record import record
 T = TypeVar("T")
 
 SIZES, STEP, LEVERS, DEVICE, OUTPUT = "sizes", "the step", "levers of the step", "the device", "output"
-SESSION = "the session of the ONNX Runtime"
+SESSION, SERVING = "the session of the ONNX Runtime", "the serving engine"
 # what an option may need of a step to act
 TRAINED, UPDATED = "a training step (--optimizer, or --mode train)", "an optimizer (--optimizer adam)"
-BACKWARD, RANKS = "a backward (leave --no-backward out)", "--parallel STRATEGY"
+BACKWARD, RANKS, SERVED = "a backward (leave --no-backward out)", "--parallel STRATEGY", "--mode serve"
 # what options of a group have in common
 GROUPS: dict[str, dict[str, Any]] = {
     SIZES: {"table": "step", "session": True},
     STEP: {"table": "step"},
     LEVERS: {"table": "step", "training": True, "needs": TRAINED},
+    SERVING: {"table": "serve", "needs": SERVED},
     DEVICE: {"table": "device"},
     OUTPUT: {},
     SESSION: {},

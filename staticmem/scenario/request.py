@@ -37,6 +37,7 @@ from staticmem.scenario.options import (
     LEVERS,
     OUTPUT,
     RANKS,
+    SERVED,
     STEP,
     TRAINED,
     UPDATED,
@@ -51,8 +52,8 @@ from staticmem.scenario.step import AFTER_FORWARD, Loop, Scenario
 from staticmem.scenario.strategies import ContextShare, ExpertShare, RankOptions
 from staticmem.version import DEFAULTS_CHANGED, REFERENCE_RELEASE, release_of_step, torch_release
 
-GENERATE = "generate"
-MODES = ("train", "infer", GENERATE)
+GENERATE, SERVE = "generate", "serve"
+MODES = ("train", "infer", GENERATE, SERVE)
 # options whose words are checked at once
 _CHOICES = "preset zero_grad method cudnn module_loading inplace_activations parallel outputs rotate_method".split()
 ALL = sys.maxsize  # for `top`: every tensor
@@ -70,7 +71,7 @@ class Request(
         None, STEP, "choice", "MODE", "what is analysed", choices=MODES, table="", session=True,
         unset="train if an optimizer is given", example="train",
         details="`train` without an optimizer is forward and backward, `generate` the prefill and the last decode step "
-        "([generation](generation.md))",
+        "([generation](generation.md)), `serve` an engine that serves the model ([serving](how-to/serve.md))",
     )
     preset: str | None = option(
         None, STEP, "choice", "NAME", "defaults of a training library for what is not given", choices=tuple(PRESETS),
@@ -208,11 +209,12 @@ class Request(
             UPDATED: scenario.optimizer is None,
             BACKWARD: not (trains and scenario.backward),
             RANKS: not (self.parallel or self.context_parallel),
+            SERVED: mode != SERVE,
         }
         preset = PRESETS[self.preset].defaults if self.preset is not None else ()
         for name, one in OPTIONS.items():
             if lacking.get(one.needs) and getattr(self, name) != one.default and name not in preset:
-                needed = one.needs if trains or one.needs == RANKS else TRAINED
+                needed = one.needs if trains or one.needs in (RANKS, SERVED) else TRAINED
                 notes.append(Note("warning", "SM302", f"{one.spelt} is not used: it needs {needed}"))
         autocast = given.get("amp") in dtypes.HALVES
         if self.float32_outputs and self.preset is None and not (autocast and trains):

@@ -190,7 +190,17 @@ def test_commented_lines_of_the_template_are_valid_too() -> None:
 
 def test_every_word_of_a_request_can_be_written() -> None:
     """What flags can say, configs can: no field of `Request` is forgotten."""
-    written = {*fields.STEP, *fields.GENERATION, *fields.SOFTWARE, "mode", "alloc_conf", "gpu", "top", "method"}
+    written = {
+        *fields.STEP,
+        *fields.GENERATION,
+        *fields.SERVING,
+        *fields.SOFTWARE,
+        "mode",
+        "alloc_conf",
+        "gpu",
+        "top",
+        "method",
+    }
     assert set(FIELDS) == written
 
 

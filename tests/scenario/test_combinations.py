@@ -28,6 +28,7 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"optimizer": "sgd"},
     {"mode": "generate"},
     {"mode": "generate", "prompt": 4, "new_tokens": 4},
+    {"mode": "serve"},
     {"optimizer": "adam", "compile": "Block"},
     {"optimizer": "adam", "parallel": "fsdp"},
 )

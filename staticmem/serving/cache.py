@@ -1,0 +1,103 @@
+"""The cache of keys and values as vLLM divides it: pages of layers, groups of layers, blocks, tokens, requests.
+
+Source: vllm/v1/core/kv_cache_utils.py and vllm/v1/kv_cache_interface.py; functions here carry the names of those there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from staticmem.errors import ModelFileError
+from staticmem.ir.record import record
+from staticmem.serving.decoder import Decoder
+from staticmem.serving.weights import Share, kv_heads_of
+from staticmem.units import ceil_div
+
+
+@record(frozen=True)
+class Spec:
+    """What a layer keeps: a page of `page` bytes for a block of `tokens` tokens; with a `window` of the last ones."""
+
+    tokens: int
+    page: int
+    window: int = 0
+
+    def blocks(self, length: int, batched: int) -> int:
+        """`max_memory_usage_bytes` in pages: blocks that a request of a length holds at most, while `batched` tokens of
+        it are worked on at once."""
+        if not self.window:
+            return ceil_div(length, self.tokens)
+        # a window may begin within a block
+        return ceil_div(min(self.window - 1 + batched, length), self.tokens) + 1
+
+
+@record(frozen=True)
+class Group:
+    """Layers that share a table of blocks."""
+
+    spec: Spec
+    layers: tuple[int, ...]
+
+
+@record(frozen=True)
+class Cache:
+    """The groups of a whole model."""
+
+    groups: tuple[Group, ...]
+
+    def block_bytes(self, share: Share) -> int:
+        """Bytes of a block on a rank: a page of each layer of its largest group."""
+        most = max(sum(share.first <= layer < share.last for layer in group.layers) for group in self.groups)
+        return most * self.groups[0].spec.page
+
+    def blocks_of_request(self, length: int, batched: int) -> int:
+        return sum(group.spec.blocks(length, batched) for group in self.groups)
+
+    def tokens(self, blocks: int) -> int:
+        """`_report_kv_cache_config`."""
+        return blocks // len(self.groups) * min(group.spec.tokens for group in self.groups)
+
+    def concurrency(self, blocks: int, length: int, batched: int) -> float:
+        """`get_max_concurrency_for_kv_cache_config`: requests of a length at once."""
+        return blocks / self.blocks_of_request(length, batched)
+
+    def longest(self, blocks: int, batched: int, most: int) -> int:
+        """`_estimate_max_model_len_from_groups`: the longest request that fits; 0: none."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.blocks_of_request(middle, batched) <= blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def cache_of(decoder: Decoder, ranks: int, item: int, tokens: int) -> Cache:
+    """The cache of a decoder whose layers are shared by `ranks`; `item` bytes for each number.
+
+    Raises:
+        ModelFileError: the groups of its layers cannot be divided evenly (SM601).
+    """
+    page = 2 * tokens * kv_heads_of(decoder, ranks) * decoder.head * item
+    by_spec: dict[Spec, list[int]] = {}
+    for layer, window in enumerate(decoder.windows):
+        by_spec.setdefault(Spec(tokens, page, window), []).append(layer)
+    if len(by_spec) == 1:
+        return Cache(tuple(Group(spec, tuple(layers)) for spec, layers in by_spec.items()))
+    if len(by_spec) > 2:
+        what = "layers with several windows"
+        raise ModelFileError(what, "Their groups are not covered.", "One window beside full attention is.", "SM601")
+    return Cache(tuple(_uniform_page_size(list(by_spec.items()))))
+
+
+def _uniform_page_size(by_spec: Sequence[tuple[Spec, list[int]]]) -> list[Group]:
+    """`_get_kv_cache_groups_uniform_page_size`: groups of as many layers as the rarer kind has, unless the kinds are
+    nearly as many."""
+    counts = [len(layers) for _, layers in by_spec]
+    size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    groups = []
+    for spec, layers in by_spec:
+        parts = ceil_div(len(layers), size)
+        groups += [Group(spec, tuple(layers[part::parts])) for part in range(parts)]
+    return groups

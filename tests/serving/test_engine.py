@@ -1,0 +1,279 @@
+"""A serving engine's parts, worked out by hand, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import staticmem
+from staticmem.cli.main import main
+from staticmem.errors import ModelFileError, StaticmemError, UsageError
+from staticmem.ir import dtypes
+from staticmem.report.schema import schema
+from staticmem.serving.cache import cache_of
+from staticmem.serving.decoder import Decoder, decoder_of
+from staticmem.serving.packing import packed_of
+from staticmem.serving.profile_run import Run, profiled
+from staticmem.serving.report import ServeReport
+from staticmem.serving.rules import rules_of
+from staticmem.serving.weights import shares, tensors
+from staticmem.units import GIB, MIB
+
+ROOT = Path(__file__).parents[2]
+LLAMA = str(ROOT / "models" / "llama-3.1-8b.json")
+PAGE = ROOT / "docs" / "how-to" / "serve.md"
+SMALL: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
+def decoder(**more: Any) -> Decoder:
+    return decoder_of({**SMALL, **more}, "config.json", rules_of("vllm").data["models"], dtypes.bfloat16, "")
+
+
+def test_tensors_of_two_ranks_by_hand() -> None:
+    """Vocabulary 100 becomes 128, 64 a rank. Of four ranks each has a copy of one of two heads of keys."""
+    (half,) = shares(3, 2, 1)
+    sizes = {tensor.module: tensor.nbytes for tensor in tensors(decoder(), half, 64)}
+    assert sizes["embed_tokens"] == sizes["lm_head"] == 64 * 64 * 2
+    assert sizes["layers.0.self_attn.qkv_proj"] == (4 * 8 + 2 * 1 * 8) * 64 * 2
+    assert sizes["layers.0.self_attn.o_proj"] == 64 * 32 * 2
+    assert sizes["layers.2.mlp.gate_up_proj"] == 2 * 48 * 64 * 2
+    assert sizes["layers.0.self_attn.rotary_emb"] == 128 * 8 * 2
+    assert "layers.1.self_attn.rotary_emb" not in sizes
+    (quarter,) = shares(3, 4, 1)
+    sizes = {tensor.module: tensor.nbytes for tensor in tensors(decoder(), quarter, 64)}
+    assert sizes["layers.0.self_attn.qkv_proj"] == (2 * 8 + 2 * 1 * 8) * 64 * 2
+
+
+def test_parameters_are_those_of_the_model() -> None:
+    """Llama 3.1 8B has 8,030,261,248 parameters (its card); beside them are a table of positions and four scales of
+    each attention."""
+    content = json.loads(Path(LLAMA).read_text())
+    whole = decoder_of(content, LLAMA, rules_of("vllm").data["models"], None, "")
+    (one,) = shares(32, 1, 1)
+    total = sum(tensor.nbytes for tensor in tensors(whole, one, 64))
+    assert total == 2 * 8_030_261_248 + 131072 * 128 * 2 + 32 * 4 * 4
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "counts"), [(32, 4, (8, 8, 8, 8)), (42, 4, (10, 11, 11, 10)), (9, 2, (5, 4))]
+)
+def test_layers_of_stages(layers: int, stages: int, counts: tuple[int, ...]) -> None:
+    """get_pp_indices: what is left over goes to the stages before the last."""
+    divided = shares(layers, 1, stages)
+    assert tuple(one.last - one.first for one in divided) == counts
+    assert [one.embeds for one in divided] == [stage == 0 for stage in range(stages)]
+    assert [one.answers for one in divided] == [stage == stages - 1 for stage in range(stages)]
+
+
+def test_the_sampler_by_hand() -> None:
+    """With a card's 4 processors, 8 sequences and a vocabulary of 1,048,576: logits of 16 MiB, three times 32 MiB in
+    float32, 16 MiB of rows of the kernel, 8 MiB of cuBLAS; states are below 512 KiB."""
+    large = decoder(vocab_size=2**20)
+    (one,) = shares(3, 1, 1)
+    run = Run(8, 8, False, 8 * MIB, 0, 4, 2**20)
+    peaks = profiled(large, one, [1024], run)
+    small = 3 * 1024 + 512  # of 8 tokens: the forward's result, the last states, noise
+    assert peaks.activation - (16 + 3 * 32 + 16 + 8) * MIB in range(small + 1)
+    assert peaks.phase.value == "the sampler"
+
+
+@pytest.mark.parametrize(
+    ("windows", "groups"),
+    [
+        ((0,) * 6, [(0, 1, 2, 3, 4, 5)]),
+        ((8, 0) * 3, [(0, 2, 4), (1, 3, 5)]),
+        ((8, 8, 0) * 2, [(0, 3), (1, 4), (2, 5)]),  # two of full attention: four others are two groups
+        ((8,) * 5 + (0,) * 4, [(0, 1, 2, 3, 4), (5, 6, 7, 8)]),  # nearly as many: one group of each
+    ],
+)
+def test_groups_of_layers(windows: tuple[int, ...], groups: list[tuple[int, ...]]) -> None:
+    kinds = ["sliding_attention" if window else "full_attention" for window in windows]
+    one = decoder(num_hidden_layers=len(windows), layer_types=kinds, sliding_window=8)
+    listed = [group.layers for group in cache_of(one, 1, 2, 16).groups]
+    assert sorted(listed, key=lambda layers: layers[0]) == sorted(groups, key=lambda layers: layers[0])
+
+
+def test_blocks_of_a_request_with_windows() -> None:
+    """Gemma 2 9B as vLLM 0.19 reported it: of 21,110 blocks 168,880 tokens, 20.6 requests of 8,192: 512 blocks of
+    full attention and 513 of windows of 4,096, while 8,192 tokens are worked on."""
+    kinds = ["sliding_attention", "full_attention"] * 21
+    one = cache_of(decoder(num_hidden_layers=42, layer_types=kinds, sliding_window=4096), 1, 2, 16)
+    assert one.blocks_of_request(8192, 8192) == 1025
+    assert one.tokens(21110) == 168880
+    assert round(one.concurrency(21110, 8192, 8192), 1) == 20.6
+    assert one.longest(1025, 8192, 9000) == 8192
+
+
+@pytest.mark.parametrize(
+    ("packing", "nbytes"),
+    [
+        ({}, [128 * 256 * 2]),
+        ({"quant_method": "fp8"}, [128 * 256, 4]),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, [128 * 256, 2 * 4]),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, [128 * 128, 128 * 2 * 2]),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, [128 * 128, 128 * 2 * 2, 128]),
+    ],
+)
+def test_packed_weights_by_hand(packing: dict[str, Any], nbytes: list[int]) -> None:
+    packed = packed_of({"quantization_config": packing}, "config.json", "")
+    assert list(packed.tensors(128, 256, dtypes.bfloat16)) == nbytes
+
+
+def serve(**options: Any) -> ServeReport:
+    return staticmem.serve(LLAMA, options.pop("gpu", "h100"), **options)
+
+
+def test_what_is_left_is_the_cache() -> None:
+    one = serve(max_len=8192).serve
+    taken = one.weights_bytes + one.activation_bytes + one.non_torch_bytes
+    assert one.kv_cache_bytes == one.requested_bytes - taken
+    assert one.kv_cache_blocks == one.kv_cache_bytes // one.block_bytes
+    assert one.block_bytes == 2 * 16 * 8 * 128 * 2 * 32
+    assert one.kv_cache_tokens == 16 * one.kv_cache_blocks
+    assert one.max_concurrency == round(one.kv_cache_tokens / 8192, 2)
+
+
+def test_a_length_that_starts_is_the_longest() -> None:
+    """Both sides of the limit that the report names."""
+    refused = serve(gpu="l4")
+    assert not refused.serve.starts
+    longest = refused.serve.largest_max_len
+    assert refused.serve.change == f"--max-len {longest}"
+    assert f"model length is {longest}." in refused.serve.message
+    assert serve(gpu="l4", max_len=longest).serve.starts
+    assert not serve(gpu="l4", max_len=longest + 1).serve.starts
+
+
+def test_the_most_sequences_that_start() -> None:
+    most = serve(gpu="l4", max_len=8192, max_batched_tokens=16384).serve.largest_max_seqs
+    assert serve(gpu="l4", max_len=8192, max_batched_tokens=16384, max_seqs=most).serve.starts
+    assert not serve(gpu="l4", max_len=8192, max_batched_tokens=16384, max_seqs=most + 1).serve.starts
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_len": 200000}, "greater than the derived max_model_len (131072)"),
+        ({"max_seqs": 64, "max_batched_tokens": 32}, "must be greater than or equal to max_num_seqs (64)"),
+        ({"utilization": 0.999}, "is less than desired GPU memory utilization"),
+        ({"gpu": "16GB"}, "No available memory for the cache blocks"),
+        ({"parallel": "tp", "devices": 3}, "must be divisible by tensor parallel size (3)"),
+    ],
+)
+def test_an_engine_that_ends_says_why(options: dict[str, Any], said: str) -> None:
+    report = serve(**{"max_len": 8192, **options})
+    assert not report.serve.starts
+    assert said in report.serve.message
+
+
+def test_another_version_and_another_card_are_less_certain() -> None:
+    read, later, other = serve(), serve(engine="vllm@0.25"), serve(gpu="a100-sxm-80gb")
+    widths = [one.serve.bands["kv_cache"].high - one.serve.bands["kv_cache"].low for one in (read, later, other)]
+    assert widths[0] < widths[2] < widths[1]
+    assert [len(one.warnings) for one in (read, later, other)] == [0, 1, 1]
+    assert "0.25" in later.warnings[0].text
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"engine": "sglang"}, "SM602"),
+        ({"engine": "vlm"}, "SM602"),
+        ({"optimizer": "adam"}, "SM602"),
+        ({"parallel": "fsdp", "devices": 2}, "SM602"),
+        ({"devices": 2}, "SM602"),
+        ({"parallel": "tp"}, "SM602"),
+        ({"parallel": "pp", "devices": 64}, "SM602"),
+    ],
+)
+def test_what_an_engine_does_not_have_is_refused(options: dict[str, Any], code: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        serve(**options)
+    assert refused.value.code == code
+    assert refused.value.why
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ({**SMALL, "model_type": "mamba2"}, "SM601"),
+        ({**SMALL, "vision_config": {"hidden_size": 8}}, "SM601"),
+        ({**SMALL, "quantization_config": {"quant_method": "bitsandbytes"}}, "SM601"),
+        ({name: size for name, size in SMALL.items() if name != "vocab_size"}, "SM145"),
+        ({**SMALL, "hidden_size": -1}, "SM145"),
+        ({**SMALL, "num_hidden_layers": True}, "SM145"),
+    ],
+)
+def test_configs_that_are_not_covered(tmp_path: Path, content: dict[str, Any], code: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ModelFileError) as refused:
+        staticmem.serve(str(path), "h100")
+    assert refused.value.code == code
+
+
+def test_a_graph_is_no_config() -> None:
+    with pytest.raises(StaticmemError, match="no config of a model"):
+        staticmem.serve(ROOT / "models" / "resnet18.pt2", "h100")
+
+
+def test_json_has_the_fields_of_its_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", LLAMA, "--mode", "serve", "--gpu", "h100", "-f", "json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    described = schema("serve")
+    assert list(printed) == list(described["properties"])
+    assert list(printed["serve"]) == list(described["definitions"]["Serve"]["properties"])
+    saved = json.loads((ROOT / "schemas" / "serve-1.schema.json").read_text())
+    assert saved == described
+
+
+@pytest.mark.parametrize("flags", [["--max-batch"], ["--explain-peak"], ["-f", "html"], ["--amp", "bf16"]])
+def test_flags_of_a_step_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", LLAMA, "--mode", "serve", "--gpu", "h100", *flags]) == 2
+    assert "[SM602]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["sweep", "levers"])
+def test_other_verbs_say_where_it_is(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(ROOT / "models" / "resnet18.pt2")
+    assert main([verb, model, "--mode", "serve", "--gpu", "h100"]) == 2
+    assert "[SM600]" in capsys.readouterr().err
+
+
+def test_flags_of_an_engine_need_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(ROOT / "models" / "seed.pt2"), "--max-seqs", "8"]) == 0
+    assert "--max-seqs is not used: it needs --mode serve" in capsys.readouterr().out
+
+
+def test_a_config_asks_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "staticmem.yaml"
+    config.write_text(f"version: 1\nmodel: {LLAMA}\nserve: {{max_len: 8192, kv_dtype: fp8}}\ngpus: [h100]\n")
+    assert main(["analyze", "--config", str(config), "-q"]) == 0
+    expected = serve(max_len=8192, kv_dtype="fp8").serve.kv_cache_tokens
+    assert f"{expected:,} tokens" in capsys.readouterr().out
+
+
+def test_the_table_of_the_page_is_what_flags_do() -> None:
+    row = re.compile(r"^\| (?:`([^`]*)`|\(none\)) \| ([\d.]+) \| ([\d.]+) \| .* \| ([\d,]+) \|", re.M)
+    rows = row.findall(PAGE.read_text())
+    assert len(rows) == 11
+    for flags, weights, activations, tokens in rows:
+        words = flags.split()
+        options: dict[str, Any] = {"max_len": 8192}
+        while words:
+            name = words.pop(0).removeprefix("--").replace("-", "_")
+            value: Any = words.pop(0) if words and not words[0].startswith("--") else True
+            options[name] = value if value is True or value[0].isalpha() else float(value)
+            if name in ("max_len", "max_seqs", "max_batched_tokens", "devices"):
+                options[name] = int(value)
+        one = serve(**options).serve
+        assert f"{one.weights_bytes / GIB:.2f}" == weights, flags
+        assert f"{one.activation_bytes / GIB:.2f}" == activations, flags
+        assert f"{one.kv_cache_tokens:,}" == tokens, flags
