@@ -35,7 +35,9 @@ Convert = Callable[[str], Any]
 
 EVERYDAY = "--batch --resolution --dim --mode --optimizer --amp --checkpoint --gpu --output --format".split()
 # groups of flags that many verbs share: of the others `-h` has all
-SHARED = "settings,sizes,the step,levers of the step,the device,the session of the ONNX Runtime,output".split(",")
+SHARED = "settings,sizes,the step,levers of the step,the device,the serving engine,the session of the ONNX Runtime,output".split(
+    ","
+)
 
 
 def print_short_help(parser: argparse.ArgumentParser) -> None:

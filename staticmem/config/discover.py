@@ -99,9 +99,9 @@ def combined(below: Options, above: Options) -> dict[str, Any]:
         for one in inherited:
             if one.training:
                 options.pop(one.name, None)
-    if above.get("mode") in ("train", "infer"):
+    if "mode" in above:
         for one in inherited:
-            if one.table == "generate":
+            if one.table in ("generate", "serve") and one.table != above["mode"]:
                 options.pop(one.name, None)
     if options.get("optimizer") == "none":
         options["optimizer"] = None
