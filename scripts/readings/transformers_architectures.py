@@ -84,31 +84,28 @@ def _of_all_kinds(layers: list[str]) -> list[str]:
 
 def tried(kind: str, name: str) -> dict[str, str]:
     """What is answered: by "inference" and "training" an empty text, or the reason."""
-    reason = ""
-    for layers in (True, False):
-        try:
-            document = recorded(small_config(kind, name, layers))
-            break
-        except Exception as error:
-            reason = said(error)
-            if getattr(error, "kind", "") == "run" and "cannot be recorded" not in reason:
-                reason = f"{NOT_BUILT} {reason}"
-    else:
-        return {"inference": reason, "training": reason}
     from staticmem.frontends.recorded import RecordedModel
     from staticmem.studies import Request, Study
 
     answers = {}
     for title, words in (("inference", {"mode": "infer"}), ("training", {"optimizer": "adamw"})):
-        try:
-            report = Study(RecordedModel("<m>", document, "transformers"), Request(batch=2, **words)).report
-            answers[title] = "" if report.peak.live_bytes else "no figure"
-        except Exception as error:
-            answers[title] = said(error)
+        reason = ""
+        for layers in (True, False):
+            try:
+                document = recorded(small_config(kind, name, layers), title)
+                report = Study(RecordedModel("<m>", document, "transformers"), Request(batch=2, **words)).report
+                reason = "" if report.peak.live_bytes else "no figure"
+            except Exception as error:
+                reason = said(error)
+                if getattr(error, "kind", "") == "run" and "cannot be recorded" not in reason:
+                    reason = f"{NOT_BUILT} {reason}"
+            if not reason:
+                break
+        answers[title] = reason
     return answers
 
 
-def recorded(content: dict[str, Any]) -> Any:
+def recorded(content: dict[str, Any], part: str) -> Any:
     """The document of the recording, made as the process of an analysis makes it."""
     from staticmem.frontends import recording_format
     from staticmem.frontends.architectures import read_config
@@ -119,7 +116,7 @@ def recorded(content: dict[str, Any]) -> Any:
         Path(path).write_text(json.dumps(content), "utf-8")
         job = {
             "package": "transformers", "name": path, "config": read_config(path), "options": {}, "sizes": None,
-            "memory_limit": 8 << 30, "kind": "", "file": file,
+            "memory_limit": 8 << 30, "kind": "", "file": file, "part": part,
         }  # fmt: skip
         child._work(job)
         return recording_format.unpack(Path(file).read_bytes(), path)

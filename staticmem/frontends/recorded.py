@@ -187,7 +187,7 @@ def _fixed(model: RecordedModel, axis: str) -> str:
 
 
 def decode(model: RecordedModel, binding: Binding) -> Graph:
-    """The graph of training at these sizes; its `programs` have those of the other modes.
+    """The graph of training at these sizes, or of what was recorded alone; its `programs` have those of other modes.
 
     Raises:
         ModelFileError: the recording is damaged.
@@ -203,7 +203,7 @@ def decode(model: RecordedModel, binding: Binding) -> Graph:
             code="SM115",
         )
     programs = _Programs(model, binding)
-    return replace(programs.training, programs=programs)
+    return replace(programs.first, programs=programs)
 
 
 _Modes = dict[tuple[bool, bool], tuple[Mapping[str, Any], str | None]]
@@ -214,13 +214,19 @@ class _Programs:
 
     def __init__(self, model: RecordedModel, binding: Binding) -> None:
         self.model, self.binding, self.document = model, binding, model.document
-        self.training = self.decoded(True, None)
+        try:
+            recorded = self.modes("programs")
+        except fields.MALFORMED as error:
+            raise written.damaged(model.path, str(error)) from error
+        self.trains = any(training for training, _ in recorded)
+        self.has_plain = (self.trains, False) in recorded
+        self.first = self.decoded(self.trains, None)
 
     def of(self, training: bool, amp: DType | None, dtype: DType | None = None) -> Graph:
         if training:
             check_conditions(self.model, self.model.training_sizes, self.binding.symbols, self.binding.shapes)
-        plain = amp is None and dtype not in dtypes.HALVES
-        return self.training if training and plain else self.decoded(training, amp, dtype)
+        is_first = self.has_plain and training is self.trains and amp is None and dtype not in dtypes.HALVES
+        return self.first if is_first else self.decoded(training, amp, dtype)
 
     def modes(self, key: str) -> _Modes:
         """The programs under a key of the document, by mode: training, and whether under autocast."""
@@ -241,7 +247,8 @@ class _Programs:
                 make = partial(_Program, self.model, self.binding, training, recorded_amp, amp, dtype)
                 return self.graph(program, make)
             recorded = self.modes("programs")
-            for key in (asked, (training, False), (not training, amp is not None), (not training, False)):
+            others = ((training, False), (not training, amp is not None), (not training, False))
+            for key in (asked, *others, (training, True)):
                 if key in recorded:
                     program, recorded_amp = recorded[key]
                     notes = [_other_mode(asked)] if key != asked else []

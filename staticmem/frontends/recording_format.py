@@ -24,6 +24,7 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `functions` | calls of custom `autograd.Function`s that differ, which ops name by their index |
 | `programs` | those that differ, each with its `modes`: `[training, dtype of autocast or null]` |
 | `halved` | of the module cast to bfloat16: inference, and all modes where more differs than casts. Older lack it |
+| `part` | of a recording that is kept for one question: what it has (`part_of`) |
 | `input_embeddings` | of transformers: `paths` of what `enable_input_require_grads()` hooks, `require_grad`: it was |
 | `files` | of the code: paths from the folder of the model's file. Older recordings lack this and the next two keys |
 | `lines`, `names` | of the code that `unused` is about: `[file, number, function]`, and what variables are called |
@@ -132,6 +133,17 @@ _FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 24, "lc": 0
 def needs_shapes(target: str) -> bool:
     """Whether the results of an op are written with their shapes: no rule may know the op."""
     return not target.startswith("aten::") and target != CPU_TENSOR
+
+
+ALL = "all"  # the part of a recording that is the whole
+
+
+def part_of(training: bool, autocast: bool, cast: bool) -> str:
+    """The part of a recording that has what a step of one mode needs; `cast`: of the module cast to 16 bits."""
+    mode = "training" if training else "inference"
+    if autocast:
+        return ALL if cast else f"{mode} under autocast"
+    return f"{mode} in 16 bits" if cast else mode
 
 
 def usual_flags(training: bool, amp: str | None) -> int:

@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 from staticmem.child import FailedError, answer, limit_memory
 from staticmem.errors import StaticmemError, described
+from staticmem.frontends.recording_format import ALL
 from staticmem.recording import surroundings
 from staticmem.recording.example_inputs import Built, Example
 from staticmem.recording.labels import add_labels, loss_function
@@ -30,7 +31,7 @@ MOST_PARAMETERS = 1 << 46  # elements: 70,000 billion
 MOST_REPAIRS = 6  # inputs that the code asks for one after the other
 
 
-def main(path: str) -> int:
+def main(path: str) -> NoReturn:
     gc.disable()  # cycles of PyTorch's are 50 MB of 80 layers, and looking for them takes a sixth of the time
     environment, started = dict(os.environ), time.time_ns()
     os.environ.update(surroundings.OFFLINE)
@@ -41,7 +42,7 @@ def main(path: str) -> int:
             result = _work(job)
             return {**result, "facts": surroundings.facts_of_process(job["package"], names, environment, started)}
 
-        return answer(path, work)
+        os._exit(answer(path, work))  # half a second sooner than by taking the packages down: its files are written
 
 
 def _work(job: dict[str, Any]) -> dict[str, Any]:
@@ -57,6 +58,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     count = sum(p.numel() for p in built.module.parameters())
     if count > MOST_PARAMETERS:
         raise FailedError("refused", f"it has {count:,} parameters, and at most {MOST_PARAMETERS:,} are taken")
+    gc.freeze()  # packages have a million objects, which a search for cycles in what is recorded need not go through
     built.module.to(device="meta")  # what its constructor made on the CPU
     dtype = job["options"].get("dtype")
     if dtype is not None and job["package"] != "transformers":
@@ -76,9 +78,7 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
             request = ExportRequest(built.module, built.args, job["kind"], train=job["train"], kwargs=kwargs, axes=axes)
             data, lines = graph_file(request)
         else:
-            data = pack(
-                {**_recorded(built, job["options"], job.get("sizes") is not None), **loss_function(built.module)}
-            )
+            data = pack({**_recorded(built, job), **loss_function(built.module)})
     except StaticmemError as error:
         raise FailedError("graph" if job["kind"] else "run", f"{error.what}: {error.why}") from error
     with open(job["file"], "wb") as file:
@@ -86,30 +86,31 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
     return {"lines": lines}
 
 
-def _recorded(built: Built, options: Mapping[str, Any], as_given: bool = False) -> dict[str, Any]:
+def _recorded(built: Built, job: Mapping[str, Any]) -> dict[str, Any]:
     """The recording, with the inputs that the code turns out to need."""
     for _ in range(MOST_REPAIRS):
         before = built.changes
         try:
-            return _recorded_once(built, options, as_given)
+            return _recorded_once(built, job)
         except StaticmemError as error:
             if built.changes == before and not built.repair(error):
                 raise
-    return _recorded_once(built, options, as_given)
+    return _recorded_once(built, job)
 
 
-def _recorded_once(built: Built, options: Mapping[str, Any], as_given: bool) -> dict[str, Any]:
+def _recorded_once(built: Built, job: Mapping[str, Any]) -> dict[str, Any]:
     """The recording; without labels where the forward takes them, and cannot compute its loss on fake tensors."""
     from staticmem.recording.matching import matched_without_data
     from staticmem.recording.record import Loop, record
 
     loop = Loop(built.of_mode, built.begin)
-    record_it = partial(record, input_values=built.input_values, as_given=as_given)
+    as_given = job.get("sizes") is not None
+    record_it = partial(record, input_values=built.input_values, as_given=as_given, part=job.get("part", ALL))
     try:
         with matched_without_data():
             document = record_it(built.module, built.args, built.kwargs, built.loss, axes=built.axes, loop=loop)
     except StaticmemError as error:
-        if not built.of_mode or "labels" in options or built.repair(error):
+        if not built.of_mode or "labels" in job.get("options", {}) or built.repair(error):
             raise
         kwargs, axes = built.of_all_modes()
         document = record_it(built.module, built.args, kwargs, axes=axes, loop=Loop(begin=built.begin))

@@ -28,6 +28,8 @@ TIMEOUT = 600.0  # seconds: the graph of 80 layers takes some 30 on a slow core,
 MEMORY = 12 << 30  # bytes that the process may have; one for 80 layers takes 1 GiB
 # transformers 5.24, quantizers: quantizer_finegrained_fp8.py and quantizer_mxfp4.py, `validate_environment`
 NEEDED_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
+# the option of a step beside those of names: the part of a recording that has its mode
+PART = "part"
 FAILURES: child.Failures = {
     "run": Failure(
         "the model cannot be built and recorded", "{message}.",
@@ -71,11 +73,11 @@ class BuiltModel(RecordedModel):
     ) -> None:
         """`by_step` are options of the name by what the step is, beside those that were given."""
         self.described = _described(architecture)
-        by_step = _applying(self.described, architecture, by_step)
+        by_step, part = _applying(self.described, architecture, by_step), by_step.get(PART, written.ALL)
         allowed = {option: word for option, word in by_step.items() if architecture.package in OPTIONS[option].packages}
         self.asked = replace(architecture, options={**allowed, **architecture.options})
         described = self.described if "dequantize" not in by_step else _described(self.asked)
-        document, notes = document_of(self.asked, sizes, described)
+        document, notes = document_of(self.asked, sizes, described, part)
         self.packing = described.packing if described is not None else hub.NOT_PACKED
         self.given = architecture.given
         super().__init__(architecture.path, document, architecture.package)
@@ -86,14 +88,19 @@ class BuiltModel(RecordedModel):
     def at(self, asked: Mapping[str, int], training: bool, by_step: Mapping[str, str]) -> ModelFile:
         """The recording that holds for a step and at the sizes `asked` (the rest as in the example): this one, another,
         or a new one with them as its example."""
-        by_step = _applying(self.described, self.architecture, by_step)
+        part = by_step.get(PART, written.ALL)
+        options = _applying(self.described, self.architecture, by_step)
         named = {self.fixed_axes.get(name, name): size for name, size in asked.items()}
         sizes = {**self.sizes.example, **{name: size for name, size in named.items() if name in self.sizes.example}}
-        alike = [one for one in (self, *self.others) if one.by_step == by_step]
+        alike = [one for one in (self, *self.others) if one.by_step == options and one.has(part)]
         if not alike:  # at the usual sizes first: that one holds for most, and may be kept
             alike = [BuiltModel(self.architecture, by_step, None, self.others)]
         holding = (one for one in alike if one.holds(sizes, training))
         return next(holding, None) or BuiltModel(self.architecture, by_step, sizes, self.others)
+
+    def has(self, part: str) -> bool:
+        """Whether a part was recorded."""
+        return self.document.get("part", written.ALL) in (part, written.ALL)
 
     def holds(self, sizes: Mapping[str, int], training: bool) -> bool:
         """Whether the code takes the way that was recorded."""
@@ -108,7 +115,7 @@ def _applying(
 ) -> dict[str, str]:
     """Options by what the step is, without those that are for packed checkpoints where this is none. transformers
     loads weights whole on a card that has no kernel for them; `card` is its compute capability."""
-    others = dict(by_step)
+    others = {option: word for option, word in by_step.items() if option != PART}
     card, dtype, dequantize = (others.pop(key, "") for key in ("card", "dtype", "dequantize"))
     if described is None:
         return others
@@ -186,12 +193,19 @@ def _check_installed(architecture: Architecture) -> None:
 
 
 def document_of(
-    architecture: Architecture, sizes: Mapping[str, int] | None, described: hub.Described | None
+    architecture: Architecture,
+    sizes: Mapping[str, int] | None,
+    described: hub.Described | None,
+    part: str = written.ALL,
 ) -> tuple[Any, list[Note]]:
     """The document of the recording, a note where one that is kept was not believed, and those of its checkpoint."""
     job = _job(architecture, sizes, described)
     kept = Kept(job)
     document = kept.document()
+    if document is None and part != written.ALL:
+        job["part"] = part
+        kept = Kept(job)
+        document = kept.document()
     if document is None:
         with temporary_folder() as folder:
             path = os.path.join(folder, "recording")

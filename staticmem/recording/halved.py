@@ -2,8 +2,9 @@
 
 Code takes dtypes from tensors: `torch.softmax(scores, -1, dtype=scores.dtype)` names float32 in a float32 model, and
 the recording of it does not tell that from a float32 that the code names itself. Casts are told apart all the same
-(`ops.whole_model_cast`), as those of norms and rotary embeddings. Inference is recorded of the cast module in any case;
-where anything but such casts differs, or variables hold casts otherwise than is taken, all modes are.
+(`ops.whole_model_cast`), as those of norms and rotary embeddings. Inference is recorded of the cast module in any case,
+and training where labels go in, as a loss casts scores; where anything but such casts differs, or variables hold casts
+otherwise than is taken, all modes are.
 """
 
 from __future__ import annotations

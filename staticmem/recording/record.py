@@ -49,7 +49,14 @@ from staticmem.version import __version__
 Mode = tuple[bool, torch.dtype | None]
 MODES: tuple[Mode, ...] = ((False, None), (True, None), (False, torch.bfloat16), (True, torch.bfloat16))
 MOST_CALLS = 4  # behind the second one: until one is like a call before it
-PARTS = len(MODES) + 1  # of a recording: the modes, and the module cast to 16 bits
+PARTS = len(MODES) + 1  # of a whole recording: the modes, and the module cast to 16 bits
+# By the part that is recorded: its modes. A part of the module cast to 16 bits has its mode with that and without
+MODES_OF: Mapping[str, tuple[Mode, ...]] = {
+    written.ALL: MODES,
+    **{written.part_of(training, amp is not None, False): ((training, amp),) for training, amp in MODES},
+    **{written.part_of(training, False, True): ((training, None),) for training in (False, True)},
+}
+_PARTS_CAST = (written.ALL, written.part_of(False, False, True), written.part_of(True, False, True))
 _CONTAINERS = (dict, list, set, deque, OrderedDict, defaultdict)
 _NOT_PLAIN = (torch.nn.Module, torch.Tensor, ModuleType, FunctionType, type)
 _DEEPEST = 6  # objects within each other that a result may have: one may name what made it
@@ -78,6 +85,7 @@ def record(
     progress: Callable[[int, int], None] | None = None,
     loop: Loop = USUAL_LOOP,
     input_values: Mapping[str, Made] | None = None,
+    part: str = written.ALL,
 ) -> dict[str, Any]:
     """The document of a recording (`frontends.recording_format`).
 
@@ -85,6 +93,7 @@ def record(
     are open if the code allows it; a batch of 1 is recorded as 2, unless the code takes another way then and the
     recording is for the sizes `as_given`. `loss` takes what the module returns, in training. The module is as it was
     afterwards. `progress` is told how many modes of how many are recorded. `input_values` makes what inputs hold.
+    `part`: which modes are recorded (`MODES_OF`).
 
     Raises:
         ModelFileError: the code cannot run without data; the message is PyTorch's.
@@ -112,6 +121,7 @@ def record(
                 call.knowing_contents(tree_leaves((tuple(args), keywords)), decides, input_values or {}),
             ):
                 call.loss, call.progress, call.loop = loss, progress or call.progress, loop
+                call.part = part
                 document = call.document(tree_leaves((tuple(args), keywords)), opened)
                 document |= {"asked_of_gpu": sorted(asked_of_gpu)} if asked_of_gpu else {}
         except Exception as error:
@@ -176,6 +186,7 @@ class _Call:
         self.replaced: list[tuple[torch.Tensor, torch.Tensor]] = []  # of the module: the fake one, and the real
         self.progress: Callable[[int, int], None] = lambda done, total: None
         self.loop = USUAL_LOOP
+        self.part = written.ALL
         self.casts = halved.Casts()  # of the last program
         self.guards: dict[bool, list[Any]] = {False: [], True: []}  # by the mode, training or not, that asked first
 
@@ -239,16 +250,19 @@ class _Call:
             return programs.row(program, *_named_mode(mode))
 
         try:
-            of_modes = {}
-            for done, mode in enumerate(MODES):
-                self.progress(done, PARTS)
+            of_modes: dict[Mode, dict[str, Any] | None] = {}
+            modes = MODES_OF[self.part]
+            for done, mode in enumerate(modes):
+                self.progress(done, len(modes) + 1)
                 of_modes[mode] = row(mode, data)
-            self.progress(len(MODES), PARTS)
+            self.progress(len(modes), len(modes) + 1)
+            if not any(of_modes.values()):  # the one mode, which does not run under autocast
+                of_modes[modes[0][0], None] = row((modes[0][0], None), data)
             for mode, program in of_modes.items():
                 if program is not None:
                     programs.add(program, *_named_mode(mode))
-            if halved.is_float32([t for _, t, _ in parameters]):
-                self._add_halved(programs, of_modes[MODES[0]], partial(row, tensors=halved.halved(data, self.fake)))
+            if self.part in _PARTS_CAST and halved.is_float32([t for _, t, _ in parameters]):
+                self._add_halved(programs, of_modes[modes[0]], partial(row, tensors=halved.halved(data, self.fake)))
         finally:
             for tensor, own, need in zip(owned, data, needs, strict=True):
                 _reset(tensor, own, need)
@@ -279,14 +293,15 @@ class _Call:
             "functions": programs.functions, "programs": programs.programs,
             **({"halved": programs.halved} if programs.halved else {}), **input_embeddings(self.module),
             **({"in_data": in_data} if (in_data := self.sizes.in_data()) else {}),
+            **({} if self.part == written.ALL else {"part": self.part}),
             **programs.of_code(), **(self.fake.contents.rows() if self.fake.contents is not None else {}),
         }  # fmt: skip
 
     def _add_halved(
         self, programs: rows.Rows, of_float32: dict[str, Any] | None, row: Callable[[Mode], dict[str, Any] | None]
     ) -> None:
-        """Adds the programs of the module cast to 16 bits: that of inference, and all where other ops run then
-        (`recording.halved`)."""
+        """Adds the programs of the module cast to 16 bits: the one mode of a part; else that of inference, those of
+        training where a loss of its own may cast, and all where other ops run then (`recording.halved`)."""
 
         def added(mode: Mode) -> dict[str, Any] | None:
             try:
@@ -297,11 +312,13 @@ class _Call:
                 programs.add(program, *_named_mode(mode), cast=True)
             return program
 
-        first, parents = added(MODES[0]), [parent for parent, *_ in self.stacks]
-        if first is None or of_float32 is None:
+        mode, *others = MODES_OF[self.part]
+        first, parents = added(mode), [parent for parent, *_ in self.stacks]
+        if first is None or of_float32 is None or not others:
             return
-        if halved.differs(of_float32, first, self.casts, list(self.targets), parents):
-            for mode in MODES[1:]:
+        differs = halved.differs(of_float32, first, self.casts, list(self.targets), parents)
+        for mode in others:
+            if differs or (mode[0] and self.loop.inputs):
                 added(mode)
 
     def _program(

@@ -20,6 +20,7 @@ from staticmem.errors import DimensionError, ModelFileError, StaticmemError, Usa
 from staticmem.frontends import open_model
 from staticmem.frontends.architectures import architecture_of
 from staticmem.frontends.recent import MODELS, Recent
+from staticmem.frontends.recording_format import part_of
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Graph, Note
 from staticmem.ir.model_file import Binding, ModelFile, SymbolRange, resolve
@@ -472,6 +473,8 @@ def _usual_options(request: Request, scenario: Scenario) -> dict[str, str]:
     """The options of a name that the step decides where nobody gives them: whether labels go in, and keys and values
     come out; and of a packed checkpoint, whether weights are whole, and their type."""
     usual, of_weights = {}, {}
+    cast = scenario.dtype in dtypes.HALVES
+    of_weights["part"] = part_of(scenario.training, scenario.amp is not None, cast)
     if request.quantize is not None:
         of_weights["dequantize"] = "yes"
     if scenario.dtype is not None:

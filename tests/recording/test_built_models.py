@@ -17,7 +17,7 @@ import staticmem
 from staticmem.child import FailedError, RunError, environment
 from staticmem.cli.main import main
 from staticmem.errors import StaticmemError
-from staticmem.frontends import open_model
+from staticmem.frontends import open_model, recording_format
 from staticmem.frontends.architectures import Architecture
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.recording import architecture_child, architectures, example_inputs, hub, kept, labels, model_inputs
@@ -478,7 +478,9 @@ def built(module: Any, **options: str) -> example_inputs.Built:
 
 
 def recorded(module: Any = _Cached, **options: str) -> RecordedModel:
-    return RecordedModel("<m>", architecture_child._recorded(built(module, **options), options), "transformers")
+    return RecordedModel(
+        "<m>", architecture_child._recorded(built(module, **options), {"options": options}), "transformers"
+    )
 
 
 def test_labels_go_in_in_training_alone() -> None:
@@ -524,10 +526,10 @@ def test_the_step_decides_what_goes_in_and_comes_out(tmp_path: Path, monkeypatch
     wins, and each is recorded once."""
     asked: list[dict[str, str]] = []
 
-    def document_of(architecture: Architecture, sizes: Any, described: Any) -> Any:
+    def document_of(architecture: Architecture, sizes: Any, described: Any, part: str) -> Any:
         asked.append(dict(architecture.options))
         options = dict(architecture.options)
-        return architecture_child._recorded(built(_Cached, **options), options), []
+        return architecture_child._recorded(built(_Cached, **options), {"options": options}), []
 
     monkeypatch.setattr(architectures, "document_of", document_of)
     monkeypatch.setattr(architectures, "_check_installed", lambda architecture: None)
@@ -583,3 +585,61 @@ def test_other_processes_open_a_name_with_its_options(tmp_path: Path, monkeypatc
     path = Path(__file__).parents[2] / "models" / "resnet18.pt2"
     assert workers.name_to_reopen(open_model(str(path))) == str(path)
     assert workers.name_to_reopen(RecordedModel("<m>", document_of_decoder(), "pt2")) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "modes"),
+    [
+        ({"mode": "infer"}, [[[False, None]]]),
+        ({"optimizer": "sgd"}, [[[True, None]]]),
+        ({"optimizer": "sgd", "amp": "bf16"}, [[[True, "bfloat16"]]]),
+        ({"optimizer": "sgd", "dtype": "bf16"}, [[[True, None]]]),
+        ({"mode": "infer", "dtype": "fp16"}, [[[False, None]]]),
+    ],
+)
+def test_a_question_records_its_mode_alone(words: dict[str, Any], modes: Any) -> None:
+    """And has the figures of the whole recording. The loss casts scores, which inference does not tell (SM119 once)."""
+    scenario = Request(**words).scenario()[0]
+    cast = scenario.dtype is not None
+    part = recording_format.part_of(scenario.training, scenario.amp is not None, cast)
+    whole, alone = (
+        RecordedModel("<m>", architecture_child._recorded(built(_Cached), {"part": name}), "transformers")
+        for name in (recording_format.ALL, part)
+    )
+    assert [program["modes"] for program in alone.document["programs"]] == modes
+    assert ("halved" in alone.document) is cast
+    expected, given = (Study(model, Request(batch=4, **words)).report for model in (whole, alone))
+    assert given.peak.live_bytes == expected.peak.live_bytes
+    assert [note.code for note in given.assumptions] == [note.code for note in expected.assumptions]
+
+
+def test_another_mode_is_recorded_when_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[str] = []
+
+    def document_of(architecture: Architecture, sizes: Any, described: Any, part: str) -> Any:
+        parts.append(part)
+        return architecture_child._recorded(built(_Cached), {"part": part}), []
+
+    monkeypatch.setattr(architectures, "document_of", document_of)
+    monkeypatch.setattr(architectures, "_check_installed", lambda architecture: None)
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    study = Study.open(str(config), Request(batch=4, mode="infer"))
+    asked: tuple[dict[str, Any], ...] = ({"optimizer": "sgd"}, {"mode": "infer"}, {"optimizer": "sgd", "amp": "fp16"})
+    for words in asked:
+        assert study.ask(Request(batch=2, **words)).report.peak.live_bytes
+    assert parts == ["inference", "training", "training under autocast"]
+
+
+def test_code_that_does_not_run_under_autocast_is_recorded_without() -> None:
+    class Refuses(_Cached):
+        def forward(self, input_ids: Any, labels: Any = None) -> Any:
+            result = super().forward(input_ids, labels)
+            if result["logits"].dtype is not torch.float32:
+                raise RuntimeError("no autocast")
+            return result
+
+    part = recording_format.part_of(True, True, False)
+    model = RecordedModel("<m>", architecture_child._recorded(built(Refuses), {"part": part}), "transformers")
+    report = Study(model, Request(batch=4, optimizer="sgd", amp="bf16")).report
+    assert "SM328" in [note.code for note in report.warnings]
