@@ -260,8 +260,8 @@ def find(query: str, file: str | os.PathLike[str] | None = None) -> Gpu:
     usable = size if query.strip().lower().endswith("ib") else size - held_back(size // MIB) * MIB
     name, assumed = f"GPU of {query.strip()}", ("nvml", "usable", "processors", "architecture")
     held = [card.resident_threads for card in cards().values() if card.vendor == "NVIDIA"]
-    text = f"the {name} is known by its size alone: it is taken as an H100 of this memory, and bands reach to other"
-    unsaid = (f"{text} chips from compute capability 8.0 on (a name of 'staticmem gpus' makes them narrower)",)
+    text = f"only the memory of the {name} is known: its figures are those of an H100 with this memory, and bands"
+    unsaid = (f"{text} include other chips from compute capability 8.0 on (a name of 'staticmem gpus' narrows them)",)
     sizes = (ASSUMED_PROCESSORS, size, size, usable)
     threads, chip = (min(held), max(held)), UNKNOWN_CHIP
     return Gpu(slug, name, DEFAULT_ARCHITECTURE, *sizes, assumed, chip=chip, threads=threads, unsaid=unsaid)

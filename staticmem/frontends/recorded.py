@@ -197,8 +197,7 @@ def decode(model: RecordedModel, binding: Binding) -> Graph:
         fixed = ", ".join(_fixed(model, axis) for axis in binding.rebound)
         raise DimensionError(
             f"the code fixed {fixed}, and another size is asked for",
-            "Its weights may fit this size alone; or it runs a loop that often, or makes a number of the size, so that "
-            "other ops run at others.",
+            "Its weights may need this size, or its ops depend on the size (a loop over it, or a number made of it).",
             f"Record it at this size: {export_command(model, binding.shapes)}",
             code="SM115",
         )

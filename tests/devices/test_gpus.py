@@ -188,7 +188,7 @@ def test_a_size_does_not_say_the_chip() -> None:
     context = profile.load().context(card)
     for gpu in CARDS.values():
         assert context.low <= profile.load().context(gpu).expected <= context.high, gpu.slug
-    assert "is known by its size alone" in " ".join(card.unsaid)
+    assert "only the memory of the GPU" in " ".join(card.unsaid)
     assert h100.unsaid == ()
 
 

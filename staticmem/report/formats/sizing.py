@@ -18,8 +18,8 @@ _LIVE = (
     f"most {LIVE_MOST} in the others, for torch.export files; other files and models are in docs/accuracy.md."
 )
 _DEVICE = (
-    "What the allocator, workspaces and the context add has sources but was not verified on hardware; the band from "
-    "low to high says how far it is known."
+    "The memory of the allocator, workspaces and the context comes from published sources and was not verified on "
+    "hardware; the band from low to high is its uncertainty."
 )
 _RANKS = (
     "Steps on several devices agree with PyTorch where that runs without GPUs (FSDP2, DDP); DeepSpeed, tensor and "

@@ -49,13 +49,13 @@ def render(sizing: Sizing, view: View = PLAIN) -> str:
 
 
 def _head(sizing: Sizing, view: View) -> str:
-    live = view.size(sizing.live_bytes)
+    step, live = esc(sizing.step[:1].upper() + sizing.step[1:]), view.size(sizing.live_bytes)
     first, *others = [esc(line).replace(" %", "&nbsp;%") for line in sizing.recommendation.split("\n")]
     rest = f'<p class="lead">{" ".join(others)}</p>' if others else ""
     return (
         f'<div class="hero"><p class="eyebrow">Sizing of {name(model_name(sizing.model.path))}</p>'
         f'<h1 class="sentence">{first}</h1>{rest}'
-        f'<p class="lead">{esc(sizing.step)}; {live} of live tensors at the peak.</p></div>'
+        f'<p class="lead">{step}; {live} of live tensors at the peak.</p></div>'
     )
 
 

@@ -124,7 +124,7 @@ def meters(report: Report, view: View) -> str:
         open_ = band is not None and band.high > band.low
         bounds = f"{view.size(band.low)} to {view.size(band.high)}" if band and open_ else f"{value:,} B"
         if band and open_ and view.size(band.low) == view.size(band.high):
-            bounds = f"{band.low:,} to {band.high:,} B"
+            bounds = f"within {view.size(band.high - band.low)}"
         whisker = (band.low / scale, band.high / scale) if band and open_ else None
         parts = _parts(report, key, value, scale, view)
         label = f"{title}: {view.size(value)}" + (f", {bounds}" if open_ else "")
