@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping
 
 from staticmem.cli.session import OPTIMIZED
-from staticmem.config import fields
 from staticmem.ort.options import SESSION_OPTIONS
 from staticmem.scenario.options import DEVICE, LEVERS, SERVING, SESSION, SIZES, STEP, Option
 from staticmem.scenario.presets import PRESETS, word_of
@@ -49,11 +48,6 @@ def keywords() -> str:
     return f"{_table(('parameter', 'default', ''), own)}\n```\n{chr(10).join(lines)}\n```\n"
 
 
-def keys(entries: Mapping[str, fields.Entry]) -> str:
-    """Keys of a config with an example of each; docs/usage.md says what each does."""
-    return "".join(["```yaml\n", *(f"{key}: {entry.example}\n" for key, entry in entries.items()), "```\n"])
-
-
 def presets() -> str:
     """What each preset sets; docs/generated/presets.md has the sources."""
     rows = []
@@ -85,6 +79,4 @@ TABLES: Mapping[str, Callable[[], str]] = {
     SESSION: lambda: flags([*SESSION_OPTIONS.values(), OPTIMIZED]),
     "keywords": keywords,
     "presets": presets,
-    "keys of train": lambda: keys(fields.STEP),
-    "keys of device": lambda: keys(fields.SOFTWARE),
 }
