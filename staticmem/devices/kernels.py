@@ -23,6 +23,7 @@ from staticmem.frontends.recent import Recent
 from staticmem.ir.record import record
 from staticmem.ops.linear import CUBLAS
 from staticmem.ops.registry import WORKSPACES, KernelCall, WorkspaceRule
+from staticmem.ops.softmax import RESULT_FIRST
 from staticmem.units import NOTHING, Band, exactly
 from staticmem.version import torch_release
 
@@ -214,7 +215,8 @@ class KernelWorkspaces:
             elif isinstance(read, Reduction):
                 needs += self._reduction(kernel, read)
             elif isinstance(read, Copies):
-                needs[:0] = [Need(exactly(n), FIRST, held=True, what="contiguous copy") for n in read.nbytes]
+                after = LAST if self.trace.kernels.names[kernel] in RESULT_FIRST else FIRST
+                needs[:0] = [Need(exactly(n), after, held=True, what="contiguous copy") for n in read.nbytes]
         return needs
 
     # -- matrix products -----------------------------------------------------------------------------------------

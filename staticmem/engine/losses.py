@@ -23,6 +23,7 @@ from staticmem.ir.graph import Graph, Note, Value
 from staticmem.ir.record import record
 from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call
+from staticmem.ops.loss import mse_loss
 from staticmem.ops.reduction import mean
 from staticmem.ops.registry import rule_of
 from staticmem.ops.softmax import softmax
@@ -151,12 +152,7 @@ def mse(e: Eager, output: Tensor, target: Tensor) -> Tensor:
     source = output
     if e.autocast is not None and output.dtype in dtypes.HALVES:
         source = to_copy(e, output, dtypes.float32)
-    out = e.empty((), source.dtype, kernel="aten.mse_loss.default")
-
-    def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
-        return e.pointwise("aten.mse_loss_backward.default", source, target)
-
-    return e.record("MseLossBackward0", out, [source], [Formula((0,), gradient)], [source, target])
+    return mse_loss(e, source, target)
 
 
 @record(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
+from staticmem.eager.trace import Copies
 from staticmem.ir import dtypes
 from staticmem.ir.graph import Op
 from staticmem.ir.onnx_graph import Node
@@ -34,6 +35,10 @@ from staticmem.ops.softmax import softmax
 from staticmem.ops.views import reshape, transpose
 from staticmem.units import exactly
 
+# Their reduced result is made in the size of what is reduced, and `resize_({})` does not shrink its storage
+# (`TORCH_META_FUNC` of native/BinaryOps.cpp; huber_loss and l1_loss make a new one)
+KEEP_WHOLE = ("mse_loss", "smooth_l1_loss")
+
 
 def reduced(e: Eager, loss: Tensor, reduction: int) -> Tensor:
     if reduction == 0:
@@ -44,7 +49,14 @@ def reduced(e: Eager, loss: Tensor, reduction: int) -> Tensor:
 def _pair_loss(e: Eager, self: Tensor, target: Tensor, reduction: int, name: str) -> Tensor:
     """Element-wise, then reduced in the kernel's own temporary, which the dispatcher does not see."""
     kernel = f"aten.{name}.default"
-    out = e.pointwise(kernel, self, target) if reduction == 0 else e.empty((), self.dtype, kernel=kernel)
+    if reduction == 0 or name in KEEP_WHOLE:
+        out = e.pointwise(kernel, self, target)
+    else:
+        out = e.empty((), self.dtype, kernel=kernel)
+    if reduction and name in KEEP_WHOLE:
+        e.reads(Copies((out.nbytes,)))
+        e.reduces(out, range(out.ndim))
+        out = e.alias(out, (), ())
 
     def by(like: Tensor) -> Any:
         def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
@@ -79,7 +91,9 @@ def binary_cross_entropy(
     e: Eager, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
     """Saves input, target and weight; backward makes one tensor."""
-    out = e.empty(self.shape if reduction == 0 else (), self.dtype, kernel="aten.binary_cross_entropy.default")
+    out = e.empty_like(self, kernel="aten.binary_cross_entropy.default")
+    if reduction:  # native/cuda/Loss.cu resizes it, which shrinks no storage
+        out = e.alias(out, (), ())
 
     def gradient(e: Eager, grads: Grads, need: Sequence[bool]) -> Tensor:
         return e.empty_like(self, kernel="aten.binary_cross_entropy_backward.default")

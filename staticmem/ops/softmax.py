@@ -25,9 +25,18 @@ from staticmem.ops.reduction import axes_of, kept, onnx_axes, reduced_shape
 from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
 from staticmem.units import exactly
 
+# Structured kernels (`TORCH_META_FUNC` in native/SoftMax.cpp and BinaryOps.cpp): their result is there before what they
+# make for themselves: an input that is contiguous, a loss before it is reduced
+RESULT_FIRST = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
+        *("mse_loss", "smooth_l1_loss"),
+    )
+)
+
 
 @rule("softmax _softmax", kinds=("softmax",), autocast="float32_dtype", aliases="special_softmax")
-@rule("log_softmax _log_softmax", autocast="float32_dtype", aliases="special_log_softmax")
 def softmax(
     e: Eager, self: Tensor, dim: int, dtype: DType | bool | None = None, *, kernel: str = "aten._softmax"
 ) -> Tensor:
@@ -38,6 +47,12 @@ def softmax(
             return _softmax_result(e, self, dtype, kernel)
         source = to_copy(e, self, dtype)
     return _softmax_result(e, source, source.dtype, kernel)
+
+
+@rule("log_softmax _log_softmax", autocast="float32_dtype", aliases="special_log_softmax")
+def log_softmax(e: Eager, self: Tensor, dim: int, dtype: DType | bool | None = None) -> Tensor:
+    """As `softmax`, but what its backward takes for itself."""
+    return softmax(e, self, dim, dtype, kernel="aten._log_softmax")
 
 
 def _softmax_result(e: Eager, self: Tensor, dtype: DType, kernel: str) -> Tensor:
