@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
@@ -408,13 +408,13 @@ class Builder:
         self.allocate(late)
         return ()
 
-    def load(self) -> None:
-        """Allocates the model. A weight that is packed on the device is there beforehand as it was, for a moment: it
-        leaves a block, of which others are cut."""
+    def load(self, there: Container[int] = ()) -> None:
+        """Allocates the model, but what is `there` of it by the numbers of its buffers. A weight that is packed on
+        the device is there beforehand as it was, for a moment: it leaves a block, of which others are cut."""
         loading = {number: self.trace.buffers[number].name for number in self.trace.loading}
         names = {name: number for number, name in loading.items()}
         first, open_now = len(self.trace.buffers) + 1, {}
-        for buffer in self.model:
+        for buffer in [b for b in self.model if b.id not in there]:
             name = buffer.name if buffer.id in loading else buffer.name.rpartition(".")[0]
             if name in names:  # the first of the weight and its statistics
                 place = list(loading).index(number := names.pop(name))

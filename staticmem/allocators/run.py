@@ -4,6 +4,8 @@ A step of training, an evaluation and a save share one caching allocator: what o
 there for the next. Each is a trace of a steady step (`from_trace`); what lasts between them is the model, its gradients
 and its optimizer's state, which go by name, and what the variables of each loop hold, which goes by its place.
 
+Models share what goes by one name: a module that has two others as its parts has their parameters.
+
 The three steps that `process_of_trace` makes are the run with one loop of three steps, and give the same calls.
 """
 
@@ -18,11 +20,13 @@ from staticmem.allocators.from_trace import Builder
 from staticmem.allocators.process import Mark, Process
 from staticmem.eager.trace import Buffer, round_up
 from staticmem.engine.held_outputs import BEFORE
+from staticmem.errors import UsageError
 
 STATE, MODEL = ("optimizer_state",), ("parameter", "buffer", "communication")
 OF_PARAMETERS = (*STATE, "gradient")
 _ELEMENT = 4  # bytes of a scalar, which takes the least block
-_Key: TypeAlias = "tuple[str, str, int]"  # category, name, and the how manieth buffer with that name
+Parts: TypeAlias = Mapping[str, str]  # of a model: the path of a module, and whose parameters it has
+_Key: TypeAlias = "tuple[str, str, str, int]"  # owner, category, name, and the how manieth buffer with that name
 
 
 @dataclass
@@ -32,6 +36,8 @@ class _Loop:
     builder: Builder
     left: dict[int, int] = field(default_factory=dict)
     batch: list[int] = field(default_factory=list)
+    trained: set[_Key] = field(default_factory=set)  # parameters in the graph of the loss, which this keeps alive
+    ended: list[int] = field(default_factory=list)  # those with their gradients, of models that have ended
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,16 @@ class Moment:
 class Run:
     """Builds the process of a run, call by call. Models and loops have names."""
 
-    def __init__(self, first: Builder) -> None:
-        """`first` is of any of the traces: the process begins in it."""
+    def __init__(self, first: Builder, parts: Mapping[str, Parts] | None = None) -> None:
+        """`first` is of any of the traces: the process begins in it. `parts` are those of models that have some."""
         self.process = self.last = first
         first.marks.append(Mark(0, "setup", 0))
-        self.lasting: dict[str, dict[_Key, int]] = {}
-        self.gradients: dict[str, dict[str, int]] = {}  # of each model by name, which zero_grad() releases
+        self.parts = {model: sorted(of_it.items(), reverse=True) for model, of_it in (parts or {}).items()}
+        self.there: set[str] = set()  # models that were loaded
+        self.placed: dict[_Key, None] = {}  # what was loaded or made, in that order, wherever it is
+        self.lasting: dict[_Key, int] = {}
+        self.gradients: dict[_Key, int] = {}  # which zero_grad() releases
+        self.asleep: dict[_Key, int] = {}  # the bytes of what is on the CPU
         self.loops: dict[str, _Loop] = {}
         self.gathered: dict[str, list[int]] = {}
         self.builders: list[Builder | None] = [None]  # of each step, 0: of what comes before
@@ -64,25 +74,41 @@ class Run:
     # -- what an instant does ------------------------------------------------------------------------------------
 
     def load(self, builder: Builder, model: str) -> None:
-        """Puts a model on the GPU: parameters and buffers, as `model.to(device)`."""
+        """Puts a model on the GPU: parameters and buffers that are not there, as `model.to(device)`.
+
+        Raises:
+            UsageError: a parameter is there with another size.
+        """
+        self.bring_back(model)
         self._go_on(builder)
-        builder.load()
-        self._keep(builder, model)
+        named = self._named(model, builder.model)
+        self._check_parts(model, named)
+        self._check_sizes(model, named)
+        builder.current.clear()
+        builder.load({buffer.id for buffer, key in named if key in self.placed})
+        for buffer, key in named:
+            if buffer.id in builder.current:
+                self.lasting[key] = builder.current[buffer.id]
+                self.placed[key] = None
+        self.there.add(model)
 
     def step(self, builder: Builder, model: str, loop: str) -> None:
-        """One step of a loop over a model, which is loaded if it is not there."""
-        if model not in self.lasting:
+        """One step of a loop over a model; what is not there of it is loaded."""
+        named = self._named(model, builder.model)
+        if model not in self.there or any(key not in self.placed for _, key in named):
             self.load(builder, model)
+        self.bring_back(model)
+        self._check_sizes(model, named)
         self._go_on(builder)
-        names, current = self.lasting[model], builder.current
+        lasting, current = self.lasting, builder.current
         current.clear()
-        current.update({b.id: names[key] for b, key in _named(builder.model) if key in names})
+        current.update({b.id: lasting[key] for b, key in named if key in lasting})
         of_loop = self.loops.get(loop)
         first = of_loop is None
         if of_loop is None:
             of_loop = self.loops[loop] = _Loop(builder)
-        lasting = _named([*builder.state, *builder.gradients])
-        current.update({b.id: names[key] for b, key in lasting if key in names})
+        made = self._named(model, [*builder.state, *builder.gradients])
+        current.update({b.id: lasting[key] for b, key in made if key in lasting})
         if first:
             builder.bring_data()
             builder.allocate([b for b in builder.early if b.id not in current])
@@ -93,8 +119,8 @@ class Run:
         if not first:
             self._bring_batch(builder, of_loop)
         left = _moved(of_loop, builder)
-        if any(name == "backward" for name, _ in builder.trace.phases):  # zero_grad()
-            builder.calls += [~id for id in self.gradients.pop(model, {}).values()]
+        if any(name == "backward" for name, _ in builder.trace.phases):
+            self._zero_grad(builder, model)
         if not builder.previous:
             builder.calls += [~id for id in left.values()]
             left = {}
@@ -105,15 +131,28 @@ class Run:
         of_loop.left, gradients = builder.end_step()
         of_loop.builder = builder
         self._keep(builder, model)
-        if gradients:
-            names_of = builder.trace.buffers.names
-            self.gradients[model] = {names_of[builder.buffers[id]]: id for id in gradients}
+        names = builder.trace.buffers.names
+        made_now = {(*self._owned(model, names[builder.buffers[id]]), 0): id for id in gradients}
+        self.gradients.update(made_now)
+        of_loop.trained = {(owner, "parameter", name.removesuffix(".grad"), 0) for owner, _, name, _ in made_now}
+
+    def _zero_grad(self, builder: Builder, model: str) -> None:
+        """`optimizer.zero_grad()`: all gradients of the model's own parameters, and those of its parts that the step
+        makes anew."""
+        buffers = builder.trace.buffers
+        makes = {
+            self._owned(model, name)
+            for name, category in zip(buffers.names, buffers.categories, strict=True)
+            if category == "gradient"
+        }
+        gone = [key for key in self.gradients if key[0] == model or key[:3] in makes]
+        builder.calls += [~self.gradients.pop(key) for key in gone]
 
     def end_loop(self, loop: str) -> None:
         """The function of a loop returns, with its variables."""
         of_loop = self.loops.pop(loop, None)
         if of_loop is not None:
-            self.release([*of_loop.left.values(), *of_loop.batch])
+            self.release([*of_loop.left.values(), *of_loop.batch, *of_loop.ended])
         self.release(self.gathered.pop(loop, []))
 
     def gather(self, loop: str, nbytes: int | None = None, joins: bool = False) -> None:
@@ -147,40 +186,52 @@ class Run:
         """Allocates a copy of what a model has of some categories, one tensor at a time; gives the ids. `deep`: by
         `copy.deepcopy`, which makes a tensor of one element beside each storage (`Tensor.__deepcopy__` of
         torch/_tensor.py)."""
-        names, sizes = self.lasting.get(model, {}), self.process.sizes
+        sizes = self.process.sizes
         copies = []
-        for key in [key for key in names if key[0] in categories]:
-            copies.append(self.take(sizes[names[key]], f"copy of {key[1]}"))
+        for key in self._keys(model, categories):
+            copies.append(self.take(sizes[self.lasting[key]], f"copy of {key[2]}"))
             if deep:
                 self.release([self.take(_ELEMENT, "deepcopy")])
         return copies
 
-    def move_away(self, model: str, categories: Sequence[str] = MODEL) -> dict[_Key, int]:
-        """Releases what a model has of some categories, as `model.to("cpu")` does; with parameters their gradients go.
-        Gives the bytes of each."""
-        names, sizes = self.lasting.get(model, {}), self.process.sizes
+    def move_away(self, model: str, categories: Sequence[str] = MODEL) -> None:
+        """Releases what a model has of some categories, as `model.to("cpu")` does; with parameters their gradients
+        go."""
+        sizes, owners = self.process.sizes, self._owners(model)
         gone: dict[_Key, int] = {}
-        gradients = self.gradients.pop(model, {}) if "parameter" in categories else {}
-        for key in [key for key in names if key[0] in categories]:
-            gone[key] = names.pop(key)
-            of_it = f"{key[1]}.grad"
-            if of_it in gradients:
-                gone["gradient", of_it, 0] = gradients.pop(of_it)
-        gone |= {("gradient", name, 0): id for name, id in gradients.items()}
+        with_gradients = "parameter" in categories
+        for key in self._keys(model, categories):
+            gone[key] = self.lasting.pop(key)
+            of_it = _gradient_of(key)
+            if with_gradients and of_it in self.gradients:
+                gone[of_it] = self.gradients.pop(of_it)
+        for key in [key for key in self.gradients if with_gradients and key[0] in owners]:
+            gone[key] = self.gradients.pop(key)
         self.release(gone.values())
-        if not names:
-            self.lasting.pop(model, None)
-        return {key: sizes[id] for key, id in gone.items()}
+        self.asleep.update({key: sizes[id] for key, id in gone.items()})
 
-    def bring_back(self, model: str, gone: Mapping[_Key, int]) -> None:
+    def bring_back(self, model: str) -> None:
         """Allocates again what was moved away, in the same order."""
-        names, gradients = self.lasting.setdefault(model, {}), self.gradients.setdefault(model, {})
-        for key, nbytes in gone.items():
-            id = self.take(nbytes, key[1])
-            if key[0] == "gradient":
-                gradients[key[1]] = id
-            else:
-                names[key] = id
+        owners = self._owners(model)
+        for key in [key for key in self.asleep if key[0] in owners]:
+            id = self.take(self.asleep.pop(key), key[2])
+            (self.gradients if key[1] == "gradient" else self.lasting)[key] = id
+
+    def end(self, model: str) -> None:
+        """Deletes a model with its optimizer. Parts that are models end by their own names, those that go by a name of
+        their own with the last that has them. Variables of a loop over a module that has it keep what they hold."""
+        self.there.discard(model)
+        others = {owner for other in self.there for owner in self._owners(other)}
+        owners = {model} | {one for one in self._owners(model) - others if one not in self.parts}
+        gone = {key: id for of_all in (self.lasting, self.gradients) for key, id in of_all.items() if key[0] in owners}
+        for loop in self.loops.values():  # its loss has a graph, whose leaves are parameters
+            in_graph = loop.trained & gone.keys()
+            in_graph |= {_gradient_of(key) for key in in_graph} & gone.keys()
+            loop.ended += [gone.pop(key) for key in sorted(in_graph)]
+        self.release(gone.values())
+        for of_all in (self.placed, self.lasting, self.gradients, self.asleep):
+            for key in [key for key in of_all if key[0] in owners]:
+                of_all.pop(key)
 
     def resume(self, builder: Builder, model: str, with_state: bool) -> None:
         """Loads a checkpoint to the GPU beside the model, as torch.load does with map_location. The model copies what
@@ -188,10 +239,11 @@ class Run:
         loaded = self.copy(model)
         if with_state:
             self._go_on(builder)
-            names = self.lasting.setdefault(model, {})
-            state = {key: builder.new(b.nbytes, b.id, b.kernel, False) for b, key in _named(builder.state)}
-            self.release([names[key] for key in state if key in names])
-            names.update(state)
+            named = self._named(model, builder.state)
+            state = {key: builder.new(b.nbytes, b.id, b.kernel, False) for b, key in named}
+            self.release([self.lasting[key] for key in state if key in self.lasting])
+            self.lasting.update(state)
+            self.placed.update(dict.fromkeys(state))
         self.release(loaded)
 
     def empty_cache(self) -> None:
@@ -225,12 +277,93 @@ class Run:
 
     def _keep(self, builder: Builder, model: str) -> None:
         """Takes down what a model has by now: a tensor that the code has replaced is in the variables of the loop."""
-        names, current = self.lasting.setdefault(model, {}), builder.current
-        for buffer, key in _named([*builder.model, *builder.state, *builder.gradients]):
+        current = builder.current
+        for buffer, key in self._named(model, [*builder.model, *builder.state, *builder.gradients]):
             if buffer.id in current:
-                names[key] = current[buffer.id]
+                self.lasting[key] = current[buffer.id]
+                self.placed[key] = None
             else:
-                names.pop(key, None)
+                self.lasting.pop(key, None)
+
+    def _owners(self, model: str) -> set[str]:
+        """Those whose parameters a model has: itself, and its parts."""
+        return {model, *(owner for _, owner in self.parts.get(model, ()))}
+
+    def _owned(self, model: str, name: str, category: str = "gradient") -> tuple[str, str, str]:
+        """What a buffer of a model goes by: its owner, its category, and its name there."""
+        for path, owner in self.parts.get(model, ()):
+            if not path:
+                return owner, category, name
+            if name.startswith(f"{path}."):
+                return owner, category, name[len(path) + 1 :]
+        return model, category, name
+
+    def _keys(self, model: str, categories: Sequence[str]) -> list[_Key]:
+        """What is there of a model, in the order in which it was made."""
+        owners = self._owners(model)
+        return [key for key in self.placed if key[0] in owners and key[1] in categories and key in self.lasting]
+
+    def _named(self, model: str, buffers: Iterable[Buffer]) -> list[tuple[Buffer, _Key]]:
+        """Buffers with what they go by; of several with one name each has its number."""
+        seen: Counter[tuple[str, str, str]] = Counter()
+        named = []
+        for buffer in buffers:
+            owned = self._owned(model, buffer.name, buffer.category)
+            named.append((buffer, (*owned, seen[owned])))
+            seen[owned] += 1
+        return named
+
+    def _check_parts(self, model: str, named: Sequence[tuple[Buffer, _Key]]) -> None:
+        """Raises UsageError where a part is no module with parameters, or has none in common with who has it."""
+        for path, owner in self.parts.get(model, ()):
+            own = {
+                key for buffer, key in named if key[0] == owner and buffer.name.startswith(f"{path}." if path else "")
+            }
+            there = {key for key in self.placed if key[0] == owner and key[1] == "parameter"}
+            if not own or (there and not own & there):
+                what = f"'{model}' has no module '{path}' with parameters"
+                if own:
+                    what = f"'{path}' of '{model}' and '{owner}' have no parameter in common"
+                names = list(dict.fromkeys(b.name.partition(".")[0] for b, key in named if key[1] == "parameter"))
+                why = f"It has {', '.join(names[:8])}; a part has the names of parameters that its owner has."
+                raise UsageError(what, why, "Correct the path in `parts`.", "SM445")
+
+    def copy_model(self, builder: Builder, model: str, of: str) -> None:
+        """`model = copy.deepcopy(of)`: its own tensors of each module before those of modules within, parameters
+        first. A parameter is cloned; beside a buffer's storage a tensor of one element is made."""
+        before = self._keys(model, MODEL)
+        own: dict[str, list[_Key]] = {}
+        named = sorted(self._named(of, builder.model), key=lambda pair: pair[0].id)
+        for category in MODEL:
+            for _, key in named:
+                if key[1] == category and key in self.lasting:
+                    own.setdefault(key[2].rpartition(".")[0], []).append(key)
+        copies: dict[_Key, int] = {}
+        for key in [key for keys in own.values() for key in keys]:
+            copies[(model, *key[1:])] = self.take(self.process.sizes[self.lasting[key]], f"copy of {key[2]}")
+            if key[1] != "parameter":
+                self.release([self.take(_ELEMENT, "deepcopy")])
+        self.release([self.lasting[key] for key in before])
+        self.lasting.update(copies)
+        self.placed.update(dict.fromkeys(copies))
+        self.there.add(model)
+
+    def average(self, model: str, temporaries: int) -> None:
+        """Updates an average of parameters, one after the other: so many tensors of its size are made meanwhile."""
+        for key in self._keys(model, ("parameter",)):
+            size = self.process.sizes[self.lasting[key]]
+            self.release([self.take(size, f"average of {key[2]}") for _ in range(temporaries)])
+
+    def _check_sizes(self, model: str, named: Iterable[tuple[Buffer, _Key]]) -> None:
+        """Raises UsageError where a parameter is on the GPU with another size."""
+        sizes, lasting = self.process.sizes, self.lasting
+        for buffer, key in named:
+            if key[1] == "parameter" and key in lasting and sizes[lasting[key]] != buffer.nbytes:
+                there = sizes[lasting[key]]
+                what = f"'{buffer.name}' of '{model}' has {buffer.nbytes:,} bytes, and is there with {there:,}"
+                why = "Instants of one model, and models that share parameters, have these once, in one dtype."
+                hint = "Give them the same dtype, quantize and lora, or other models."
+                raise UsageError(what, why, hint, "SM445")
 
     def _bring_batch(self, builder: Builder, loop: _Loop) -> None:
         """The batch of a step: the one before where nothing but its content changes, else a new one, behind which the
@@ -243,15 +376,9 @@ class Run:
         self.release(loop.batch)
 
 
-def _named(buffers: Iterable[Buffer]) -> list[tuple[Buffer, _Key]]:
-    """Buffers with their names, of which several may be equal."""
-    seen: Counter[tuple[str, str]] = Counter()
-    named = []
-    for buffer in buffers:
-        name = buffer.category, buffer.name
-        named.append((buffer, (*name, seen[name])))
-        seen[name] += 1
-    return named
+def _gradient_of(key: _Key) -> _Key:
+    """The gradient of a parameter."""
+    return key[0], "gradient", f"{key[2]}.grad", 0
 
 
 def _outputs(builder: Builder) -> list[int]:

@@ -122,7 +122,8 @@ VARIABLES = tuple(one for one in OPTIONS.values() if one.setting)
 
 _PATH = Entry(Text("model.pt2"), "An .onnx or .pt2 file, from the config's folder.", "model.pt2")
 _MODEL_DIMS = Entry(Named(Whole("512")), "Sizes of open dimensions of this model, by name.", "{seq: 512}")
-MODEL = Either(Text("model.pt2"), Table(lambda: {"path": _PATH, "dims": _MODEL_DIMS}, required=("path",)))
+OF_MODEL = {"path": _PATH, "dims": _MODEL_DIMS}
+MODEL = Either(Text("model.pt2"), Table(lambda: OF_MODEL, required=("path",)))
 INFER_HINTS = dict.fromkeys(TRAINING, "It is an option of training: write it under train.")
 
 

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from staticmem.config.fields import DECODING, INFERENCE, MODEL, STEP, Entry, Table
+from staticmem.config.fields import DECODING, INFERENCE, OF_MODEL, STEP, Either, Entry, Table
 from staticmem.documents import DocumentError, Node
 from staticmem.frontends import architectures
 from staticmem.scenario.kinds import UNKNOWN_KEY, Bytes, Choice, ListOf, Named, Switch, Text, Whole, wrong
@@ -103,6 +104,15 @@ def _resume() -> Mapping[str, Entry]:
     return {"model": _MODEL, "parts": Entry(Choice(_PARTS), what, WITH_STATE)}
 
 
+def _copy() -> Mapping[str, Entry]:
+    return {"model": _MODEL, "of": Entry(Text("student"), "The model that is copied.", "student")}
+
+
+def _average() -> Mapping[str, Entry]:
+    what = "How many tensors of a parameter's size the update of one has at a time; lerp_ has none (default)."
+    return {"model": _MODEL, "temporaries": Entry(Whole("0", least=0), what, "3")}
+
+
 def _sleep() -> Mapping[str, Entry]:
     what = "What goes to the CPU: the model with its gradients, or all, the optimizer's state too."
     return {"model": _MODEL, "parts": Entry(Choice(_PARTS), what, MODEL_ALONE)}
@@ -123,6 +133,8 @@ WORDS = {
     "generate": Word("Generation with a decoder.", _generate, "generate"),
     "save": Word("Saves a checkpoint.", _save),
     "resume": Word("Loads a checkpoint to the GPU, beside the model.", _resume),
+    "copy": Word("copy.deepcopy of a model on the GPU, under the name of another.", _copy),
+    "average": Word("Updates an average of weights (EMA, SWA), which is a copy.", _average),
     "sleep": Word("Moves a model to the CPU.", _sleep),
     "wake": Word("Moves it back.", _of_model),
     "end": Word("Deletes a model and the variables of its loops.", _of_model),
@@ -133,10 +145,12 @@ WORDS = {
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model of a plan: its path, and sizes of its open dimensions."""
+    """A model of a plan: its path, sizes of its open dimensions, and its parts: the path of a module in it (empty: all
+    of it), and whose parameters this has, another model's or those that others have under the same name."""
 
     path: str
     dims: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -190,9 +204,13 @@ def _keys(word: str) -> Mapping[str, Entry]:
 
 
 def _of_plan() -> Mapping[str, Entry]:
-    about = "The models by name, each a path or a path and dims; without it, `model` of the config is the only one."
+    about = "The models by name, each a path or a mapping; without it, `model` of the config is the only one."
+    parts = "Modules in it, by their path ('' is all of it), and the model whose parameters each has."
+    model = {**OF_MODEL, "parts": Entry(Named(Text("policy")), parts, "{policy: policy, reference: reference}")}
     return {
-        "models": Entry(Named(MODEL), about, "{student: student.pt2}"),
+        "models": Entry(
+            Named(Either(Text("model.pt2"), Table(lambda: model, required=("path",)))), about, "{student: student.pt2}"
+        ),
         "instants": Entry(ListOf(InstantKind(), bare=False), "What the process does, in its order."),
     }
 
@@ -210,6 +228,7 @@ def plan_of(values: Mapping[str, Any], folder: str, model: ModelSource | None, b
     models = {name: _source(given, folder) for name, given in values.get("models", {}).items()}
     if not models and model is not None:
         models = {"model": model}
+    _check_parts(models)
     instants: list[Instant] = []
     for word, table, node in values["instants"]:
         _add(instants, word, table, node, models, below, folder)
@@ -217,8 +236,22 @@ def plan_of(values: Mapping[str, Any], folder: str, model: ModelSource | None, b
 
 
 def _source(given: Any, folder: str) -> ModelSource:
-    path, dims = (given["path"], given.get("dims", {})) if isinstance(given, dict) else (given, {})
-    return ModelSource(architectures.below(folder, path), dims)
+    of_it = given if isinstance(given, dict) else {"path": given}
+    return ModelSource(architectures.below(folder, of_it["path"]), of_it.get("dims", {}), of_it.get("parts", {}))
+
+
+def _check_parts(models: Mapping[str, ModelSource]) -> None:
+    """Raises DocumentError where parts name nothing that is shared, or a model that has parts itself."""
+    shared = Counter(owner for source in models.values() for owner in set(source.parts.values()))
+    for name, source in models.items():
+        for owner in source.parts.values():
+            what = f"a part of '{name}' in this plan is '{owner[:60]}'"
+            if owner == name or (owner in models and models[owner].parts):
+                why = "A part is a model without parts of its own."
+                raise DocumentError(what, why, "Name the model that has the parameters.", UNKNOWN_KEY)
+            if owner not in models and shared[owner] < 2:
+                why = f"No model has this name ({', '.join(models)}), and no other model has such a part."
+                raise DocumentError(what, why, "Correct the name.", UNKNOWN_KEY)
 
 
 def _add(
@@ -248,6 +281,9 @@ def _add(
         raise DocumentError(what, f"Its models: {listed}.", "Correct the name.", UNKNOWN_KEY)
     if takes_model and "model" not in table and len(models) > 1:
         raise wrong(node, f"The plan has several models: {', '.join(models)}.", f"Add `model: {name}`.")
+    if word == "copy" and (table.get("of") not in models or table["of"] == name):
+        why = f"`of` is the model that is copied, another one: {', '.join(models)}."
+        raise wrong(node, why, "Example: copy: {model: teacher, of: student}")
     mode = WORDS[word].mode
     own = {key: table[key] for key in table if key not in STEP and key not in DECODING}
     if "lengths" in own and not DRAWN.fullmatch(own["lengths"]["source"]):

@@ -167,7 +167,8 @@ class PlanStudy:
                 self.builder(self.study(one))
             self.progress(number + 1, 2 * len(instants))
         first = next(one for one in instants if WORDS[one.word].mode)
-        player = _Player(self, Run(self.builder(self.study(first))))
+        parts = {name: source.parts for name, source in self.plan.models.items()}
+        player = _Player(self, Run(self.builder(self.study(first)), parts))
         for one in instants:
             player.play(one)
         run = player.run
@@ -268,7 +269,6 @@ class _Player:
     def __init__(self, plan: PlanStudy, run: Run) -> None:
         self.plan, self.run = plan, run
         self.moments: list[_Moment] = []
-        self.asleep: dict[str, dict[Any, int]] = {}
 
     def play(self, instant: Instant) -> None:
         study = self.plan.study(instant) if WORDS[instant.word].mode else None
@@ -286,7 +286,6 @@ class _Player:
         in_function = not trains and instant.own.get("function", True)
         loop = f"{instant.word} {instant.model}"
         gather = instant.own.get("gather", NOTHING)
-        self._wake_up(instant.model)
         for builder in builders:
             self.run.step(builder, instant.model, loop)
             if gather != NOTHING:
@@ -295,16 +294,9 @@ class _Player:
         if in_function:
             self.run.end_loop(loop)
 
-    def _wake_up(self, model: str) -> None:
-        """A model that sleeps is moved back before it runs."""
-        if model in self.asleep:
-            self.run.bring_back(model, self.asleep.pop(model))
-
     def _load(self, moment: _Moment) -> None:
         model = moment.instant.model
-        self._wake_up(model)
-        if model not in self.run.lasting:
-            self.run.load(self.plan.builder(self.plan.study_of_model(model)), model)
+        self.run.load(self.plan.builder(self.plan.study_of_model(model)), model)
 
     def _save(self, moment: _Moment) -> None:
         own, model = moment.instant.own, moment.instant.model
@@ -319,19 +311,27 @@ class _Player:
         mode = "train" if parts == WITH_STATE else ""
         self.run.resume(self.plan.builder(self.plan.study_of_model(model, mode)), model, parts == WITH_STATE)
 
+    def _copy(self, moment: _Moment) -> None:
+        model, of = moment.instant.model, moment.instant.own["of"]
+        builder = self.plan.builder(self.plan.study_of_model(of))
+        if of not in self.run.there:
+            self.run.load(builder, of)
+        self.run.copy_model(builder, model, of)
+
+    def _average(self, moment: _Moment) -> None:
+        self.run.average(moment.instant.model, moment.instant.own.get("temporaries", 0))
+
     def _sleep(self, moment: _Moment) -> None:
-        model, parts = moment.instant.model, moment.instant.own.get("parts", "model")
-        gone = self.run.move_away(model, _parts(parts))
-        self.asleep[model] = {**self.asleep.get(model, {}), **gone}
+        self.run.move_away(moment.instant.model, _parts(moment.instant.own.get("parts", "model")))
 
     def _wake(self, moment: _Moment) -> None:
-        self._wake_up(moment.instant.model)
+        self.run.bring_back(moment.instant.model)
 
     def _end(self, moment: _Moment) -> None:
         model = moment.instant.model
         for loop in [name for name in self.run.loops if name.partition(" ")[2] == model]:
             self.run.end_loop(loop)
-        self.run.move_away(model, (*MODEL, *STATE))
+        self.run.end(model)
 
     def _empty_cache(self, moment: _Moment) -> None:
         self.run.empty_cache()

@@ -11,7 +11,7 @@ from staticmem.report.run import InstantReport, RunReport
 from staticmem.report.text import PLAIN, View
 
 _HEADS = ("#", "instant", "does", "model", "live", "allocated", "reserved", "device", "at most", "left", "cached", "")
-_MARKS = 12  # names of instants below the chart; of more, every second, third, ...
+_NAMED = 6  # instants whose names stand below the chart; of more, their numbers in the table
 
 
 def render(run: RunReport, view: View = PLAIN) -> str:
@@ -36,13 +36,14 @@ def _timeline(run: RunReport, view: View) -> str:
     first: dict[int, int] = {}
     for at, point in enumerate(run.points):
         first.setdefault(point[0], at)
-    every = -(-len(first) // _MARKS)
-    marks = {at: run.instants[number].name for number, at in first.items() if number % every == 0}
-    labels = [marks.get(at, "") for at in range(len(run.points))]
+    instants = run.instants
+    short = {at: instants[number].name if len(first) <= _NAMED else str(number + 1) for number, at in first.items()}
+    whole = {at: f"{number + 1}: {instants[number].name}" for number, at in first.items()}
+    labels, marks = ([names.get(at, "") for at in range(len(run.points))] for names in (short, whole))
     limits = [] if run.gpu is None else [(run.gpu.name, run.gpu.usable_bytes)]
     title = "Memory over the run"
-    drawing = curve(title, [float(at) for at in range(len(run.points))], labels, lines, limits, view)
-    lead = "Each point is the highest since the one before."
+    drawing = curve(title, [float(at) for at in range(len(run.points))], labels, lines, limits, view, marks)
+    lead = "Each point is the highest since the one before. A mark on the axis is where an instant begins."
     if run.gpu is not None:
         lead += f" The {run.gpu.name} gives {view.size(run.gpu.usable_bytes)} to a process."
     return section("chart", title, f'<div class="figures"><figure>{drawing}</figure></div>', lead)

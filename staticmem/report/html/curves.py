@@ -26,7 +26,7 @@ class Line:
 
 def curve(
     title: str, xs: Sequence[float], labels: Sequence[str], lines: Sequence[Line],
-    limits: Sequence[tuple[str, int]], view: View = PLAIN,
+    limits: Sequence[tuple[str, int]], view: View = PLAIN, marks: Sequence[str] = (),
 ) -> str:  # fmt: skip
     """Lines over one axis, and horizontal lines at limits that lie in the picture.
 
@@ -34,6 +34,7 @@ def curve(
         xs: positions of the points, rising; labels: their names under the axis.
         lines: at least one has bytes at a point.
         limits: name and bytes.
+        marks: what each point is, where it has a mark on the axis, whether or not its name fits under it.
     """
     top = max(n for line in lines for n in line.values if n is not None)
     shown = [(text, at) for text, at in limits if at <= 1.15 * top]
@@ -50,6 +51,10 @@ def curve(
         return HEIGHT - BOTTOM - value / ceiling * (HEIGHT - TOP - BOTTOM)
 
     parts = [_grid(ceiling, y, view), _axis(xs, labels, x)]
+    for at, mark in zip(xs, marks, strict=False):
+        if mark:
+            place = f"M{x(at):.1f} {HEIGHT - BOTTOM}v6"
+            parts.append(f'<path class="grid mark" d="{place}"><title>{esc(mark)}</title></path>')
     for text, at in shown:
         parts.append(f'<path class="limit" d="M{LEFT} {y(at):.1f}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text class="limit-name" x="{WIDTH - RIGHT + 6}" y="{y(at) + 4:.1f}">{esc(text[:20])}</text>')
