@@ -414,7 +414,9 @@ class Builder:
         loading = {number: self.trace.buffers[number].name for number in self.trace.loading}
         names = {name: number for number, name in loading.items()}
         first, open_now = len(self.trace.buffers) + 1, {}
-        for buffer in [b for b in self.model if b.id not in there]:
+        for buffer in self.model:
+            if buffer.id in there:
+                continue
             name = buffer.name if buffer.id in loading else buffer.name.rpartition(".")[0]
             if name in names:  # the first of the weight and its statistics
                 place = list(loading).index(number := names.pop(name))

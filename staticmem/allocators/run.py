@@ -107,8 +107,8 @@ class Run:
         first = of_loop is None
         if of_loop is None:
             of_loop = self.loops[loop] = _Loop(builder)
-        made = self._named(model, [*builder.state, *builder.gradients])
-        current.update({b.id: lasting[key] for b, key in made if key in lasting})
+        of_training = self._named(model, [*builder.state, *builder.gradients])
+        current.update({b.id: lasting[key] for b, key in of_training if key in lasting})
         if first:
             builder.bring_data()
             builder.allocate([b for b in builder.early if b.id not in current])

@@ -23,7 +23,6 @@ from staticmem.ir.graph import Graph, Note, Value
 from staticmem.ir.record import record
 from staticmem.ops.casts import to_copy
 from staticmem.ops.dispatch import call
-from staticmem.ops.loss import mse_loss
 from staticmem.ops.reduction import mean
 from staticmem.ops.registry import rule_of
 from staticmem.ops.softmax import softmax
@@ -32,7 +31,12 @@ from staticmem.scenario import losses
 
 _WITH_TARGET_OF_THE_OUTPUT = ("mse", "l1", "smooth-l1", "bce")  # of its shape
 _AN_OUTPUT = ("none", "outputs", *losses.OF_THE_MODEL)  # losses that are outputs of the model
-_CALLS = {"l1": "aten::l1_loss", "smooth-l1": "aten::smooth_l1_loss", "bce": "aten::binary_cross_entropy_with_logits"}
+_CALLS = {
+    "mse": "aten::mse_loss",
+    "l1": "aten::l1_loss",
+    "smooth-l1": "aten::smooth_l1_loss",
+    "bce": "aten::binary_cross_entropy_with_logits",
+}
 
 
 class Criterion(Feature):
@@ -113,8 +117,6 @@ def run(e: Eager, loss: str, output: Tensor, target: Tensor | None) -> Tensor:
         return total
     if target is None:  # the output is the loss, or what backward starts from
         return output
-    if loss == "mse":
-        return mse(e, output, target)
     if loss in _CALLS:
         result: Tensor = call(e, rule_of(_CALLS[loss]), (output, target), {})
         return result
@@ -145,14 +147,6 @@ def cross_entropy(e: Eager, logits: Tensor, target: Tensor) -> Tensor:
         return e.empty(log_probs.shape, log_probs.dtype, kernel=name.replace("forward", "backward.default"))
 
     return e.record("NllLossBackward0", out, [log_probs], [Formula((0,), gradient)], [log_probs, target, total_weight])
-
-
-def mse(e: Eager, output: Tensor, target: Tensor) -> Tensor:
-    """Saves output and target; backward makes one tensor."""
-    source = output
-    if e.autocast is not None and output.dtype in dtypes.HALVES:
-        source = to_copy(e, output, dtypes.float32)
-    return mse_loss(e, source, target)
 
 
 @record(frozen=True)

@@ -27,12 +27,13 @@ from staticmem.units import exactly
 
 # Structured kernels (`TORCH_META_FUNC` in native/SoftMax.cpp and BinaryOps.cpp): their result is there before what they
 # make for themselves: an input that is contiguous, a loss before it is reduced
-RESULT_FIRST = frozenset(
-    f"aten.{name}.default"
-    for name in (
-        *("_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"),
-        *("mse_loss", "smooth_l1_loss"),
-    )
+RESULT_FIRST = (
+    "aten._softmax.default",
+    "aten._log_softmax.default",
+    "aten._softmax_backward_data.default",
+    "aten._log_softmax_backward_data.default",
+    "aten.mse_loss.default",
+    "aten.smooth_l1_loss.default",
 )
 
 
