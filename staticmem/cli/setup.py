@@ -14,7 +14,20 @@ from staticmem.cli.output import add_debug, check_target, say, write_atomically
 from staticmem.errors import UsageError
 
 SCHEMA_NAME = "staticmem.schema.json"
-SCHEMAS = ("report", "config", "sweep", "levers", "sizing", "fit", "run", "why", "snapshot-diff", "session", "serve")
+SCHEMAS = (
+    "report",
+    "config",
+    "sweep",
+    "levers",
+    "sizing",
+    "fit",
+    "run",
+    "why",
+    "snapshot-diff",
+    "session",
+    "serve",
+    "serve-sizing",
+)
 SHELLS = ("bash", "zsh", "tcsh")
 
 INIT = """\

@@ -16,7 +16,7 @@ from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
 from staticmem.scenario.options import checked_choice
-from staticmem.scenario.request import OPTIONS
+from staticmem.scenario.request import OPTIONS, SERVE
 
 if TYPE_CHECKING:
     from staticmem.devices.gpus import Gpu
@@ -39,6 +39,7 @@ examples:
   staticmem size llm.pt2 --optimizer adamw --amp bf16 --parallel zero3
   staticmem size model.pt2 --optimizer adamw --global-batch 2048 --gpu h100 --gpu l40s
   staticmem size llm.pt2 --batch 1 --optimizer adamw --amp bf16 --max-dim seq
+  staticmem size config.json --mode serve --concurrency 64 --max-len 32768 --prices prices.yaml
   staticmem size llm.pt2 --mode generate --prompt 2048 --new-tokens 512 --max-dim prompt
 """
 
@@ -67,6 +68,8 @@ def add_size(verbs: Any) -> None:
     question.add_argument("--global-batch", type=positive("--global-batch"), metavar="N", help=about)
     about = "the largest size of an open dimension on each GPU, instead of batches; in generation 'prompt'"
     add_max_dim(question, about)
+    about = "requests of --max-len at once, with --mode serve: how many cards of each kind serve them"
+    question.add_argument("--concurrency", type=positive("--concurrency"), metavar="N", help=about)
     add_jobs(question)
     output = add_output(parser, FORMATS)
     output.add_argument(
@@ -117,6 +120,10 @@ def size(args: argparse.Namespace) -> int:
     if args.global_batch is not None:
         request = settings.without(args, request, ("batch", "accumulate"), settings.GLOBAL_BATCH)
     cards = _cards(args, names or (config.gpus if config is not None else ()))
+    if request.mode == SERVE or args.concurrency is not None:
+        from staticmem.cli import serving
+
+        return serving.size(args, request, cards, chosen.name)
     prices = {}
     if args.prices is not None:
         from staticmem.studies.prices import prices_of

@@ -27,6 +27,7 @@ RESULTS = {
     "snapshot-diff": ("validate.snapshot_diff", "SnapshotDiff", "SCHEMA"),
     "session": ("ort.report", "SessionReport", "SCHEMA"),
     "serve": ("serving.report", "ServeReport", "SCHEMA"),
+    "serve-sizing": ("serving.sizing", "ServeSizing", "SCHEMA"),
 }
 
 

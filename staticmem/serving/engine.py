@@ -190,7 +190,8 @@ class Engine:
         return doubt if self.rules.was_read else max(doubt, OTHER_VERSION["activation"])
 
     def _on_this_card(self, band: Band) -> Band:
-        wider = OTHER_CHIP if self.card.architecture != MEASURED_ON else 0.0
+        chip = self.card.chip or self.card.architecture
+        wider = OTHER_CHIP if chip != MEASURED_ON else 0.0
         wider += 0.0 if self.rules.was_read else OTHER_VERSION["outside"]
         return Band(int(band.low * max(1 - wider, 0)), band.expected, int(band.high * (1 + wider)))
 

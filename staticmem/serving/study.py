@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from staticmem.devices import gpus
-from staticmem.devices.gpus import Gpu
+from staticmem.devices.gpus import BEFORE_AMPERE, Gpu
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.frontends.architectures import architecture_of, read_config
 from staticmem.ir import dtypes
+from staticmem.ir.record import record
 from staticmem.report.model import Band, NoteInfo
 from staticmem.scenario.kinds import read_keywords
 from staticmem.scenario.precision import precision
@@ -28,6 +30,7 @@ AUTO = "auto"
 # options of a request that an engine has; all others are of a step of PyTorch
 TAKEN = ("mode", "gpu", "gpus_file", "dtype", "parallel", "devices", "top")
 MOST_RANKS = 8  # of one machine
+TOO_OLD = ("sm_60", "sm_61")  # CMakeLists.txt of vLLM, CUDA_SUPPORTED_ARCHS
 
 
 def takes(name: str) -> bool:
@@ -61,13 +64,48 @@ def serve_report(path: str, request: Request) -> report.ServeReport:
         UsageError: no card, an unknown engine, or an option that does not apply to one (SM602).
         ModelFileError: no config of a decoder that is covered (SM601).
     """
+    if request.gpu is None:
+        why = "An engine takes a share of a card."
+        raise UsageError("no card to serve on", why, "Add --gpu h100.", "SM602")
+    card = gpus.find(request.gpu, file=request.gpus_file)
+    if not is_covered(card):
+        why = "Read were the rules for cards of NVIDIA from Volta on, with memory that is theirs alone."
+        raise UsageError(f"an engine on {card.name} is not covered", why, "Example: --gpu h100", "SM602")
+    if card.architecture in BEFORE_AMPERE and precision("dtype", request.dtype) is dtypes.bfloat16:
+        why = "The engine takes bfloat16 from compute capability 8.0 on, and float16 by itself before."
+        raise UsageError(f"--dtype bf16 on {card.name}", why, "Use --dtype fp16, or leave it out.", "SM602")
+    return _report(path, request, served(path, request).on(card))
+
+
+def is_covered(card: Gpu) -> bool:
+    """Whether the rules are for a card: the engine's wheel begins with compute capability 7.0."""
+    return card.vendor == "NVIDIA" and not card.unified and card.chip not in TOO_OLD
+
+
+@record(frozen=True)
+class Served:
+    """A decoder, the rules of the engine that serves it, and what was asked."""
+
+    decoder: Decoder
+    rules: Rules
+    request: Request
+
+    def on(self, card: Gpu, **others: Any) -> Engine:
+        """The engine on a card. `others` are options that hold in place of those that were asked."""
+        asked = _asked(replace(self.request, **others), self.decoder, card, self.rules)
+        return Engine(self.decoder, card, self.rules, asked)
+
+
+def served(path: str, request: Request) -> Served:
+    """What a request asks to serve.
+
+    Raises as `serve_report`.
+    """
     _check(request)
-    card = gpus.find(str(request.gpu), file=request.gpus_file)
     rules = rules_of(request.engine or DEFAULT_ENGINE)
     loads_as = "" if request.load_as == AUTO else request.load_as
     decoder = decoder_of(_content(path), path, rules.data["models"], precision("dtype", request.dtype), loads_as)
-    engine = Engine(decoder, card, rules, _asked(request, decoder, card, rules))
-    return _report(path, request, engine)
+    return Served(decoder, rules, request)
 
 
 def _check(request: Request) -> None:
@@ -77,9 +115,6 @@ def _check(request: Request) -> None:
         what = f"{', '.join(others)} {'does' if len(others) == 1 else 'do'} not apply to a serving engine"
         why = "It is an option of a step of PyTorch, which an engine does not run."
         raise UsageError(what, why, "Leave it out; 'staticmem analyze --help' lists the engine's.", "SM602")
-    if request.gpu is None:
-        why = "An engine takes a share of a card."
-        raise UsageError("no card to serve on", why, "Add --gpu h100.", "SM602")
     parallel = STRATEGIES[request.parallel].room if request.parallel is not None else None
     if parallel not in (None, "tensor", "pipeline"):
         why = "Covered are shared layers, and stages of layers; data and expert parallelism are not."
@@ -250,7 +285,7 @@ def _notes(engine: Engine) -> Iterator[tuple[str, str, str]]:
             "not read: the bands are wider"
         )
         yield "warning", "SM603", text
-    if engine.card.architecture != MEASURED_ON:
+    if (engine.card.chip or engine.card.architecture) != MEASURED_ON:
         text = (
             f"no engine was read on {engine.card.name}: memory outside of PyTorch and of CUDA graphs is that of an H100"
         )

@@ -191,6 +191,9 @@ def test_another_version_and_another_card_are_less_certain() -> None:
         ({"devices": 2}, "SM602"),
         ({"parallel": "tp"}, "SM602"),
         ({"parallel": "pp", "devices": 64}, "SM602"),
+        ({"gpu": "mi300x"}, "SM602"),
+        ({"gpu": "p100-pcie-16gb"}, "SM602"),
+        ({"gpu": "t4", "dtype": "bf16"}, "SM602"),
     ],
 )
 def test_what_an_engine_does_not_have_is_refused(options: dict[str, Any], code: str) -> None:
@@ -230,8 +233,38 @@ def test_json_has_the_fields_of_its_schema(capsys: pytest.CaptureFixture[str]) -
     described = schema("serve")
     assert list(printed) == list(described["properties"])
     assert list(printed["serve"]) == list(described["definitions"]["Serve"]["properties"])
-    saved = json.loads((ROOT / "schemas" / "serve-1.schema.json").read_text())
-    assert saved == described
+    for kind in ("serve", "serve-sizing"):
+        assert json.loads((ROOT / "schemas" / f"{kind}-1.schema.json").read_text()) == schema(kind)
+
+
+def test_the_fewest_cards_for_a_concurrency(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of each kind: half as many serve fewer. With prices the cheapest comes first, whatever its number."""
+    words = ["size", LLAMA, "--mode", "serve", "--concurrency", "64", "--max-len", "32768", "-f", "json"]
+    cards = ["--gpu", "h100", "--gpu", "h200", "--gpu", "l4"]
+    assert main([*words, *cards]) == 0
+    sizing = json.loads(capsys.readouterr().out)
+    assert list(sizing) == list(schema("serve-sizing")["properties"])
+    rows = {row["slug"]: row for row in sizing["cards"]}
+    assert rows["l4"]["devices"] is None
+    assert [row["slug"] for row in sizing["cards"]] == ["h200", "h100-sxm-80gb", "l4"]
+    for slug in ("h100-sxm-80gb", "h200"):
+        count = rows[slug]["devices"]
+        both = [serve(gpu=slug, max_len=32768, parallel="tp", devices=n).serve for n in (count // 2, count)]
+        assert both[0].max_concurrency < 64 <= both[1].max_concurrency == rows[slug]["concurrency"]
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("version: 1\ncurrency: EUR\nprices:\n  h100-sxm-80gb: {hour: 0.9}\n  h200: {hour: 2}\n")
+    assert main([*words, *cards, "--prices", str(prices)]) == 0
+    assert json.loads(capsys.readouterr().out)["recommendation"].startswith("8 x H100 SXM 80 GB serve 64 requests")
+
+
+def test_concurrency_and_the_mode_go_together(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["--mode", "serve"],
+        ["--concurrency", "4"],
+        ["--mode", "serve", "--concurrency", "4", "--no-batches"],
+    ):
+        assert main(["size", LLAMA, "--gpu", "h100", *words]) == 2
+        assert "[SM602]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--max-batch"], ["--explain-peak"], ["-f", "html"], ["--amp", "bf16"]])

@@ -1,0 +1,159 @@
+"""Which cards serve so many requests of a length at once, and how many of each: `size --mode serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from staticmem.devices.gpus import Gpu
+from staticmem.errors import UsageError
+from staticmem.report.formats import JSON, Format
+from staticmem.report.sizing import Price
+from staticmem.report.text import PLAIN, Text, View
+from staticmem.report.verdict import with_article
+from staticmem.scenario.request import Request
+from staticmem.serving.engine import Engine
+from staticmem.serving.study import MOST_RANKS, Served, is_covered, served
+
+SCHEMA = "staticmem.serve-sizing/1"
+SHARED = "tp"  # how ranks share a model where nothing else is asked
+
+
+@dataclass(frozen=True, slots=True)
+class ServeCard:
+    """A card, and the fewest of it that serve what was asked; null where eight do not. `certain` is false where the low
+    end of the band holds fewer requests. `concurrency` and `kv_cache_tokens` are of these cards, of all of them where
+    they do not do. `price` is that of one card, as the user has it; `why` says why the cards do not do.
+    """
+
+    slug: str
+    name: str
+    usable_bytes: int
+    devices: int | None
+    certain: bool
+    concurrency: float
+    kv_cache_tokens: int
+    price: Price | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSizing:
+    """The cards, those that do first: with prices the cheapest first, else the fewest and the smallest."""
+
+    schema: str
+    model: str
+    engine: str
+    version: str
+    concurrency: int
+    max_len: int
+    recommendation: str
+    cards: tuple[ServeCard, ...]
+
+
+def serve_sizing(
+    path: str, request: Request, concurrency: int, cards: Sequence[Gpu], prices: Mapping[str, Price]
+) -> ServeSizing:
+    """The fewest cards of each kind that serve `concurrency` requests of `--max-len` at once.
+
+    Raises:
+        UsageError: no card is covered; and as `serving.study.serve_report`.
+        ModelFileError: the model is not covered.
+    """
+    covered = [card for card in cards if is_covered(card)]
+    if not covered:
+        raise UsageError(
+            "no GPU is left", "Covered are cards of NVIDIA from Volta on.", "See 'staticmem gpus'.", "SM183"
+        )
+    if request.max_seqs is not None and request.max_seqs < concurrency:
+        why = f"The engine runs {request.max_seqs:,} requests at once at most."
+        raise UsageError(f"--max-seqs {request.max_seqs} with --concurrency {concurrency}", why, "Leave it out.", "SM602")
+    asked = served(path, request)
+    rows = [_row(asked, card, concurrency, prices.get(card.slug)) for card in covered]
+    rows.sort(key=_worth)
+    length = request.max_len or asked.decoder.positions
+    title, version = asked.rules.data["title"], asked.rules.version
+    return ServeSizing(
+        SCHEMA, path, title, version, concurrency, length, _recommended(rows, concurrency, length), tuple(rows)
+    )
+
+
+def _row(asked: Served, card: Gpu, concurrency: int, price: Price | None) -> ServeCard:
+    counts = [asked.request.devices] if asked.request.devices else [1, 2, 4, MOST_RANKS]
+    why, engine = "", None
+    for count in counts:
+        words: dict[str, Any] = {"devices": count, "parallel": asked.request.parallel or SHARED} if count > 1 else {}
+        engine = asked.on(card, **words)
+        if engine.asked.sequences < concurrency:
+            engine = engine.asking(sequences=concurrency)
+        refusal = engine.refusal()
+        if refusal is None and engine.concurrency >= concurrency:
+            certain = engine.refusal("low") is None and _requests(engine, "low") >= concurrency
+            return _card(engine, count, certain, price, "")
+        why = refusal.message if refusal is not None else f"{engine.concurrency:,.2f} requests at once"
+    assert engine is not None
+    return _card(engine, None, False, price, why)
+
+
+def _requests(engine: Engine, end: str) -> float:
+    return engine.cache.concurrency(getattr(engine.blocks, end), engine.asked.length, engine.asked.batched)
+
+
+def _card(engine: Engine, count: int | None, certain: bool, price: Price | None, why: str) -> ServeCard:
+    card, tokens = engine.card, engine.tokens.expected
+    return ServeCard(
+        card.slug, card.name, card.usable, count, certain, round(engine.concurrency, 2), tokens, price, why
+    )
+
+
+def _worth(row: ServeCard) -> tuple[bool, float, int, int, str]:
+    """Cards that do come first; of these those whose price is known and least."""
+    cost = (row.price.hour or row.price.buy) if row.price is not None else None
+    count = row.devices or MOST_RANKS
+    return row.devices is None, float("inf") if cost is None else cost * count, count, row.usable_bytes, row.slug
+
+
+def _recommended(rows: Sequence[ServeCard], concurrency: int, length: int) -> str:
+    best = rows[0]
+    what = f"{concurrency:,} requests of {length:,} tokens at once"
+    if best.devices is None:
+        return f"No {MOST_RANKS} cards of a kind serve {what}."
+    cards = with_article(best.name) if best.devices == 1 else f"{best.devices} x {best.name}"
+    sure = "" if best.certain else " at the middle of its band, which its low end does not reach"
+    verb = "serves" if best.devices == 1 else "serve"
+    return f"{cards[0].upper()}{cards[1:]} {verb} {what}{sure}."
+
+
+def render(sizing: ServeSizing, view: View = PLAIN) -> str:
+    """The recommendation, and a row a card."""
+    if view.quiet:
+        return view.line(sizing.recommendation)
+    text = Text(view)
+    text.answer(sizing.recommendation)
+    text.heading(
+        f"{sizing.engine} {sizing.version}: {sizing.concurrency:,} requests of {sizing.max_len:,} tokens at once"
+    )
+    priced = any(row.price is not None for row in sizing.cards)
+    heads = ["GPU", "usable", "cards", "at once", "tokens", *["price"] * priced, ""]
+    text.columns([heads, *(_cells(row, priced, view) for row in sizing.cards)], right=range(1, 5 + priced))
+    return text.end()
+
+
+def _cells(row: ServeCard, priced: bool, view: View) -> list[str]:
+    count = "-" if row.devices is None else str(row.devices)
+    note = row.why if row.certain or row.devices is None else "not at the low end of its band"
+    cells = [row.name, view.size(row.usable_bytes), count, f"{row.concurrency:,.2f}", f"{row.kv_cache_tokens:,}"]
+    return [*cells, *[_price(row)] * priced, note]
+
+
+def _price(row: ServeCard) -> str:
+    """Of all cards that are needed."""
+    if row.price is None or row.devices is None:
+        return ""
+    cost = row.price.hour if row.price.hour is not None else row.price.buy
+    unit = "an hour" if row.price.hour is not None else "to buy"
+    return "" if cost is None else f"{cost * row.devices:,.2f} {row.price.currency} {unit}"
+
+
+FORMATS = (Format("table", "txt", render), JSON)
