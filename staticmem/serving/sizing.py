@@ -68,7 +68,8 @@ def serve_sizing(
         )
     if request.max_seqs is not None and request.max_seqs < concurrency:
         why = f"The engine runs {request.max_seqs:,} requests at once at most."
-        raise UsageError(f"--max-seqs {request.max_seqs} with --concurrency {concurrency}", why, "Leave it out.", "SM602")
+        what = f"--max-seqs {request.max_seqs} with --concurrency {concurrency}"
+        raise UsageError(what, why, "Leave --max-seqs out.", "SM602")
     asked = served(path, request)
     rows = [_row(asked, card, concurrency, prices.get(card.slug)) for card in covered]
     rows.sort(key=_worth)
@@ -83,8 +84,8 @@ def _row(asked: Served, card: Gpu, concurrency: int, price: Price | None) -> Ser
     counts = [asked.request.devices] if asked.request.devices else [1, 2, 4, MOST_RANKS]
     why, engine = "", None
     for count in counts:
-        words: dict[str, Any] = {"devices": count, "parallel": asked.request.parallel or SHARED} if count > 1 else {}
-        engine = asked.on(card, **words)
+        options: dict[str, Any] = {"devices": count, "parallel": asked.request.parallel or SHARED} if count > 1 else {}
+        engine = asked.on(card, **options)
         if engine.asked.sequences < concurrency:
             engine = engine.asking(sequences=concurrency)
         refusal = engine.refusal()
