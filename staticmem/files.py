@@ -18,6 +18,8 @@ from staticmem.errors import UsageError
 
 # Two writes within a clock tick of the file system leave one time: FAT's ticks are the longest, 2 seconds
 SETTLED = 2 * 10**9  # nanoseconds
+STDIN = "stdin"  # the file, in a temporary folder, that a model from stdin is kept in
+_PREFIX = "staticmem-"  # of temporary folders
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -111,6 +113,12 @@ def read(path: str | os.PathLike[str], most: int, own: bool = False) -> bytes:
     return b"".join(parts)
 
 
+def is_of_stdin(path: str) -> bool:
+    """Whether a file is what a verb has read from stdin, as `cli.settings.model_path` names it."""
+    folder, name = os.path.split(path)
+    return name == STDIN and os.path.basename(folder).startswith(_PREFIX)
+
+
 @contextlib.contextmanager
 def temporary_folder(work: bool = True) -> Iterator[str]:
     """A folder that is gone afterwards. `work`: all that is written within goes there, so a full disk is its own.
@@ -121,7 +129,7 @@ def temporary_folder(work: bool = True) -> Iterator[str]:
     import tempfile  # only where there is one: its imports take milliseconds
 
     try:
-        holder = tempfile.TemporaryDirectory(prefix="staticmem-", ignore_cleanup_errors=True)
+        holder = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
     except OSError as error:
         raise _no_room(tempfile.tempdir or "any of the usual places", error) from error
     with holder as folder:

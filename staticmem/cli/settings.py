@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from staticmem.cli.output import say
 from staticmem.config import locate
 from staticmem.errors import StaticmemError, UsageError
-from staticmem.files import temporary_folder
+from staticmem.files import STDIN, temporary_folder
 from staticmem.scenario.compiling import WHOLE
 from staticmem.scenario.request import OPTIONS, Request, request_of
 
@@ -146,7 +146,7 @@ def model_path(name: str) -> Iterator[str]:
         hint = "Example: staticmem analyze - < model.onnx"
         raise UsageError("nothing to read", "'-' reads the model from stdin.", hint, "SM101")
     with temporary_folder(work=False) as folder:
-        path = os.path.join(folder, "stdin")
+        path = os.path.join(folder, STDIN)
         try:
             with open(path, "wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
@@ -157,5 +157,5 @@ def model_path(name: str) -> Iterator[str]:
         try:
             yield path
         except StaticmemError as error:
-            error.what, error.why, error.hint = (s.replace(path, "stdin") for s in (error.what, error.why, error.hint))
+            error.what, error.why, error.hint = (s.replace(path, STDIN) for s in (error.what, error.why, error.hint))
             raise

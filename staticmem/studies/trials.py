@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from staticmem.engine.shapes import value_infos
+from staticmem.files import is_of_stdin
 from staticmem.ir.graph import Graph, Op
 from staticmem.ir.model_file import ModelFile
 from staticmem.ops import flops
@@ -103,9 +104,10 @@ class Lever:
 
 
 def options_of(model: ModelFile, request: Request, gpu: str | None) -> str:
-    """What stands behind a verb to ask for a step of a model: its name, and all flags."""
+    """What stands behind a verb to ask for a step of a model: its name (`-`: stdin), and all flags."""
+    name = "-" if is_of_stdin(model.path) else model.given or model.path
     card = f"--gpu {shlex.quote(gpu)}" if gpu is not None else ""
-    return " ".join(filter(None, (shlex.quote(model.given or model.path), flags_of(request), card)))
+    return " ".join(filter(None, (shlex.quote(name), flags_of(request), card)))
 
 
 class Trials:

@@ -256,6 +256,15 @@ def test_process_stdin_and_streams() -> None:
     assert "inference of stdin, batch 1 (assumed)). " in done.stdout
 
 
+def test_commands_of_levers_read_stdin_again() -> None:
+    with open(SEED, "rb") as source:
+        done = console("levers", "-", "--optimizer", "adam", stdin=source)
+    commands = [line.split() for line in done.stdout.splitlines() if "staticmem analyze" in line]
+    assert done.returncode == 0
+    assert commands
+    assert {words[2] for words in commands} == {"-"}
+
+
 def test_process_ascii_terminal() -> None:
     environment = dict(os.environ, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     done = console("analyze", SEED, "--optimizer", "adam", env=environment)
