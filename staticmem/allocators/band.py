@@ -34,6 +34,7 @@ from staticmem.allocators.process import Process
 from staticmem.allocators.settings import (
     DEFAULTS,
     MIN_BLOCK,
+    SMALL_SIZE,
     UNLIMITED,
     Layout,
     Settings,
@@ -134,11 +135,6 @@ class Replays:
         return too_much(self.nominal_reserved[0]) or any(too_much(self._reserve(index)) for index in order)
 
     @cached_property
-    def highest(self) -> int:
-        """The most bytes that any replay reserves, the nominal one included: the upper end of the band."""
-        return self.reserved[1]
-
-    @cached_property
     def reserved(self) -> tuple[int, int]:
         """The least and the most bytes that any replay reserves."""
         all_of_them = self.nominal_reserved[0], *(self._reserve(index) for index in range(self._count))
@@ -151,10 +147,7 @@ class Replays:
             return self.nominal.peak_reserved, 0
         if isinstance(self._nominal, Outline):
             return self._nominal.peak_reserved, self._nominal.small
-        process = self.process
-        sizes = [(nbytes + MIN_BLOCK - 1) & -MIN_BLOCK for nbytes in process.sizes]
-        large, small = reserve(self._pools.joined_calls(process), sizes, streams=process.streams)
-        return large + small, small
+        return self._pools.reserved(self.process)
 
     @property
     def _is_quick(self) -> bool:
@@ -221,6 +214,7 @@ class Pools:
         self.last_beyond = -1  # the replay that reserved too much
         self._large: Recent[tuple[Process, LargePool]] = Recent(self.MOST)
         self._joined: Recent[tuple[Process, list[int]]] = Recent(self.MOST)
+        self._small: Recent[tuple[Process, int]] = Recent(self.MOST)
 
     def large(self, process: Process) -> LargePool:
         """The large pool without a nominal replay."""
@@ -232,7 +226,21 @@ class Pools:
             self._large.put(key, kept)
         return kept[1]
 
-    def joined_calls(self, process: Process) -> list[int]:
+    def reserved(self, process: Process) -> tuple[int, int]:
+        """Bytes of segments, and of the small ones among them. The two pools share nothing, so that each is served
+        alone: from one batch to the next hardly any small tensor has another size."""
+        sizes = [(nbytes + MIN_BLOCK - 1) & -MIN_BLOCK for nbytes in process.sizes]
+        calls, streams = self._joined_calls(process), process.streams
+        of_small = tuple([size if size <= SMALL_SIZE else 0 for size in sizes])
+        key = id(process.calls), of_small
+        kept = self._small.get(key)
+        if kept is None:
+            kept = process, reserve(calls, of_small, streams=streams)[1]
+            self._small.put(key, kept)
+        of_large = [size if size > SMALL_SIZE else 0 for size in sizes]
+        return reserve(calls, of_large, streams=streams)[0] + kept[1], kept[1]
+
+    def _joined_calls(self, process: Process) -> list[int]:
         kept = self._joined.get(id(process.calls))
         if kept is None:
             kept = process, joined(process.calls, len(process.sizes))

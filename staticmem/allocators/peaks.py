@@ -93,11 +93,6 @@ def outline(calls: Sequence[int], sizes: Sequence[int], streams: Mapping[int, in
     return Outline(allocated, at, reserved, opened_at, blocks, small, rounding)
 
 
-def peaks(calls: Sequence[int], sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
-    """The peaks of `serve`."""
-    return serve(calls, sizes, layout).peaks
-
-
 def serve(
     calls: Sequence[int],
     sizes: Sequence[int],
@@ -333,12 +328,9 @@ class LargePool:
         """Bytes of large segments, as `reserve` has them."""
         return reserve(self._calls[0], sizes, layout, most, self._streams)[0]
 
-    def peaks(self, sizes: Sequence[int], layout: Layout = ascending) -> Peaks:
-        """The peaks with `sizes[n]` bytes for the allocation `ids[n]`, both pools together."""
-        return self.peaks_and_rounding(sizes, layout)[0]
-
     def peaks_and_rounding(self, sizes: Sequence[int], layout: Layout = ascending) -> tuple[Peaks, int]:
-        """The same, and what blocks are larger than requests at the peak of allocated memory."""
+        """The peaks with `sizes[n]` bytes for the allocation `ids[n]`, both pools together, and what blocks are larger
+        than requests at the peak of allocated memory."""
         calls, beside, before = self._calls
         served = serve(calls, sizes, layout, beside, before, pairs=False, streams=self._streams)
         # what is small here and may be large elsewhere opens small segments of its own, which are predicted already

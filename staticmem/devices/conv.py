@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 
 from staticmem.eager import trace
@@ -69,10 +68,6 @@ class Convolution:
     def depthwise(self) -> bool:
         """`is_depthwise` of aten/src/ATen/native/Convolution.cpp: each group reads one channel."""
         return self.groups > 1 and self.x[1] == self.groups and self.w[0] % self.x[1] == 0
-
-    def for_pass(self, direction: str) -> Convolution:
-        """Another pass of the same convolution."""
-        return replace(self, direction=direction)
 
 
 _SWAPPED = {FORWARD: BACKWARD_DATA, BACKWARD_DATA: FORWARD, BACKWARD_FILTER: BACKWARD_FILTER}

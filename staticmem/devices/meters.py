@@ -140,7 +140,7 @@ def highest_need(
     decodes = any(name == "decode" for name, _ in result.trace.phases)
     if not roomy.is_quick or result.trace.loading or decodes:
         return None
-    nominal, highest = roomy.replays.nominal_reserved[0], roomy.replays.highest
+    nominal, highest = roomy.replays.nominal_reserved[0], roomy.replays.reserved[1]
     others = [unlimited(result, other).replays.nominal_reserved[0] for other in alternatives(device)]
     return Band(nominal, nominal, max(highest, *others, nominal))
 

@@ -338,17 +338,13 @@ class Bench:
         roomy = (self.replays.unlimited if is_same else Unlimited)(study.result, device)
         return expected_need(roomy, device), Fit.CANNOT_RUN.value if cannot_run else None
 
-    def allows(self, request: Request, card: Gpu) -> bool:
-        """Whether the expected need is within 95 % of the card. There is no replay where live tensors are too large."""
-        return self._alive(request, card) and self.expected(request, card) <= self._limit(request, card)
-
     def may_fit(self, request: Request, card: Gpu) -> bool:
         """Whether the band is within 95 %, as replays on the card that stands for this one have it: nearly the verdict.
         Where it is not, a few replays tell."""
         if not self._alive(request, card):
             return False
         verdicts, overhead = self._of(request), self.overhead(request, card)
-        room = self._limit(request, card) + verdicts.doubt(card)
+        room = int(usable_on(on(self._device(request), card)) * TIGHT) + verdicts.doubt(card)
         with without_cycle_search():
             roomy = verdicts.unlimited(card)
 
@@ -360,9 +356,6 @@ class Bench:
 
     def _alive(self, request: Request, card: Gpu) -> bool:
         return self.live(request) <= self.room(request, card, TIGHT)
-
-    def _limit(self, request: Request, card: Gpu) -> int:
-        return int(usable_on(on(self._device(request), card)) * TIGHT)
 
     def verdict(self, request: Request, card: Gpu, own: bool = False) -> Verdict:
         """That of `analyze --gpu`; `own`: from a replay for this card alone, so that the bytes are the same too."""

@@ -34,7 +34,7 @@ from staticmem.units import format_bytes
 from staticmem.version import __version__
 
 POINTS = 9  # of a curve
-STEPS_OF_CARD, STEPS_OF_MANY = 6, 1.2  # what the row of a card takes, in times of a step with its replays
+REPLAYS_OF_CARD, REPLAYS_OF_MANY = 12, 2.4  # what the row of a card takes, in times of the replays of a step
 FEW = 8  # cards: up to so many get replays of their own and exact batches; of more, those of an architecture share them
 _TRIED = tuple([name for name, facts in STRATEGIES.items() if facts.worth_trying])
 _DIVIDING = tuple([name for name in _TRIED if not STRATEGIES[name].keeps_whole])  # DDP needs what one device needs
@@ -88,9 +88,9 @@ def size(study: Study, options: Options) -> Sizing:
 
 
 def _size(study: Study, options: Options) -> Sizing:
+    one = _sizing_of(study, options)  # runs the step, with all that is read and imported once
     begun = time.process_time()
-    one = _sizing_of(study, options)
-    one.study.report  # noqa: B018 - how long it takes says how long all of them do
+    one.study.report  # noqa: B018 - how long its replays take says how long all of them do
     return one.run(time.process_time() - begun)
 
 
@@ -114,7 +114,7 @@ class _Sizing:
         self.plain, self.with_blocks = self._searched(self.request), self._searched(self.checkpointed)
 
     def run(self, seconds: float) -> Sizing:
-        """The report; `seconds`: what a step with its replays took."""
+        """The report; `seconds`: what the replays of a step took."""
         options, report = self.options, self.study.report
         cards = sorted(options.cards, key=lambda card: (card.usable, card.slug))
         rows = self._rows(cards, seconds)
@@ -160,19 +160,20 @@ class _Sizing:
 
     def _rows(self, cards: Sequence[Gpu], seconds: float) -> list[CardRow]:
         """The rows of cards, in their order. The structure of the largest batch holds for the smaller ones, so that the
-        largest card of each kind comes first; kinds share nothing that a figure depends on, and go to processes."""
+        largest card comes first, and of each kind; kinds share nothing that a figure depends on, and go to processes.
+        Cards of a kind share replays, which are not kept for long."""
         kinds: dict[tuple[str, tuple[str, ...]], list[Gpu]] = {}
         for card in reversed(cards):
             kinds.setdefault((card.architecture, card.alternatives), []).append(card)
         tasks = sorted(kinds.values(), key=len, reverse=True)
-        work = seconds * len(cards) * (STEPS_OF_CARD if self.few else STEPS_OF_MANY)
+        work = seconds * len(cards) * (REPLAYS_OF_CARD if self.few else REPLAYS_OF_MANY)
         path, rows = workers.name_to_reopen(self.study.model), {}
         several = self.options.jobs > 1 and len(tasks) > 1 and work > workers.WORTH_PROCESSES
         if several and path is not None:
             options = replace(self.options, progress=_nothing, cards=tuple(cards), command="", jobs=1)
             results = self._in_processes(path, options, tasks)
         else:
-            results = ((card, self.row(card)) for card in reversed(cards))
+            results = ((card, self.row(card)) for of_kind in kinds.values() for card in of_kind)
         self.options.progress(0, len(cards), None)
         for done, (card, row) in enumerate(results):
             rows[card.slug] = replace(row, device_compiled_bytes=None if row.obstacle else self._compiled(card))
@@ -311,23 +312,21 @@ class _Sizing:
     def _point(
         self, points: list[Point], card: Gpu, *, batch: int | None = None, resolution: tuple[int, int] | None = None
     ) -> None:
-        """Adds a point, unless the model does not take it."""
-
-        def at(request: Request) -> Request:
-            return replace(request, batch=batch) if batch is not None else replace(request, resolution=resolution)
-
+        """Adds a point, unless the model does not take it. No step of a batch between those of a search is run, and
+        none again of the size that was asked for."""
+        asked = self.study.report.scenario.resolution
+        sizes: dict[str, Any] = {"batch": batch} if batch is not None else {"resolution": resolution}
+        sizes = {} if resolution is not None and asked == resolution else sizes
+        searches = (self.plain, self.with_blocks) if batch is not None else (None, None)
+        bench, with_blocks = (self.bench if search is None else search.between for search in searches)
+        pair = self.checkpointed
         try:
-            ask, bench = at(self.request), self._choose_bench(self.plain)
+            ask = replace(self.request, **sizes)
             need = bench.expected(ask, card)
-            pair = self.checkpointed
-            less = self._choose_bench(self.with_blocks).expected(at(pair), card) if pair is not None else None
+            less = with_blocks.expected(replace(pair, **sizes), card) if pair is not None else None
         except StaticmemError:
             return
         points.append(Point(batch, resolution, bench.live(ask), need, less))
-
-    def _choose_bench(self, batches: LargestBatches | None) -> Bench:
-        """What runs no step of a batch between those of a search."""
-        return self.bench if batches is None else batches.between
 
 
 _of_process: Recent[_Sizing] = Recent(1)  # what a process of `Options.jobs` works on

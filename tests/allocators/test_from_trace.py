@@ -10,7 +10,7 @@ import pytest
 
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.from_trace import model_to_order, process_of_trace
-from staticmem.allocators.peaks import joined, peaks
+from staticmem.allocators.peaks import joined, serve
 from staticmem.allocators.process import FIRST, RELEASE, Process, Workspace
 from staticmem.eager.trace import Buffer, Buffers, CudaGraph, Kernel, Kernels, Trace
 from staticmem.ir import dtypes
@@ -279,5 +279,5 @@ def test_micro_batches_are_replayed_from_the_first_on(parallel: str | None) -> N
     study = Study.open(BLOCKS, request_of(words))
     process = process_of_trace(study.result.trace)
     calls = joined(process.calls, len(process.sizes))
-    allocated, live = peaks(calls, list(process.sizes)).allocated, study.lifetimes.peak_bytes
+    allocated, live = serve(calls, list(process.sizes)).peaks.allocated, study.lifetimes.peak_bytes
     assert live <= allocated <= live + live // 1000

@@ -6,8 +6,10 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,6 +72,35 @@ def test_processes_give_the_report_of_one(
     together = json.loads(run(capsys, *words, "-f", "json", "-j", "2")[1])
     assert alone.pop("command") != together.pop("command")
     assert alone == together
+
+
+# -- what is run -------------------------------------------------------------------------------------------------
+
+
+def test_three_cards_are_answered_by_few_steps_and_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts stand for time, which depends on the machine: steps, processes of cards, replays that count segments,
+    and replays with every placement. They may fall."""
+    counts: Counter[str] = Counter()
+    most = {"steps": 41, "processes": 159, "counts of segments": 730, "whole replays": 23}
+
+    def count(name: str, place: str) -> None:
+        module, function = place.rsplit(".", 1)
+        ran = getattr(import_module(module), function)
+
+        def counted(*args: Any, **words: Any) -> Any:
+            counts[name] += 1
+            return ran(*args, **words)
+
+        monkeypatch.setattr(place, counted)
+
+    count("steps", "staticmem.studies.steps.run_step")
+    count("processes", "staticmem.devices.meters.process_on")
+    count("counts of segments", "staticmem.allocators.band.reserve")
+    count("counts of segments", "staticmem.allocators.peaks.reserve")
+    count("whole replays", "staticmem.devices.meters.replay_on")
+    sized(ROOT / "models" / "resnet18.pt2", ("a100-80gb", "h100", "l4"), batch=64, optimizer="adam")
+    assert counts.keys() == most.keys()
+    assert {name: number for name, number in counts.items() if number > most[name]} == {}
 
 
 # -- shares of a global batch ------------------------------------------------------------------------------------
