@@ -69,8 +69,9 @@ CALL = call(CONV.x, CONV.w, CONV.y, NUMBERS)
 def test_what_a_trace_says_of_a_convolution() -> None:
     assert passes_of(CALL, channels_last=False) == (CONV,)
     both = CALL._replace(gradients=(True, True))
-    assert passes_of(both, channels_last=False) == (CONV.for_pass(BACKWARD_DATA), CONV.for_pass(BACKWARD_FILTER))
-    assert passes_of(CALL._replace(gradients=(False, True)), False) == (CONV.for_pass(BACKWARD_FILTER),)
+    of_filter = replace(CONV, direction=BACKWARD_FILTER)
+    assert passes_of(both, channels_last=False) == (replace(CONV, direction=BACKWARD_DATA), of_filter)
+    assert passes_of(CALL._replace(gradients=(False, True)), False) == (of_filter,)
     assert passes_of(CALL._replace(gradients=(False, False)), False) == ()
 
 
@@ -175,7 +176,7 @@ def test_bytes_of_forms() -> None:
 
 
 def test_features_have_names_and_depend_on_the_pass() -> None:
-    seen = {features(CONV.for_pass(direction)) for direction in PASSES}
+    seen = {features(replace(CONV, direction=direction)) for direction in PASSES}
     assert len(seen) == 3
     assert all(len(values) == len(FEATURES) for values in seen)
 
