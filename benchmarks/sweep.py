@@ -12,11 +12,12 @@ import random
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import staticmem
 
 MODELS = Path(__file__).parents[1] / "models"
-WHAT_IF = {
+WHAT_IF: dict[str, Any] = {
     "batch": list(range(4, 84, 4)),
     "resolution": list(range(160, 480, 32)),
     "optimizer": ["sgd", "adam", "adamw", "rmsprop", "adagrad"],
@@ -32,7 +33,7 @@ def main() -> None:
             found = staticmem.sweep(MODELS / name, WHAT_IF)
             times.append(time.process_time() - start)
         for row in random.sample(found.rows, 5):
-            words = {key: row.settings[key] for key in ("batch", "resolution", "optimizer")}
+            words: dict[str, Any] = {key: row.settings[key] for key in ("batch", "resolution", "optimizer")}
             alone = staticmem.analyze(MODELS / name, **words)
             assert alone.peak.live_bytes == row.live_bytes, row
         median = statistics.median(times[1:])

@@ -110,7 +110,7 @@ def recorded(name: str, given: str) -> bytes:
             config.write_text(json.dumps({"model_type": kind, "architectures": [head]}))
         architecture = architecture_of(given.replace("CONFIG", str(config)))
         assert architecture is not None
-        document, _ = document_of(architecture, None)
+        document, _ = document_of(architecture, None, None)
     return carried.archive_of(document)
 
 

@@ -60,7 +60,7 @@ def ask(path: Path, seed: int, count: int) -> None:
             name = f"{architecture} {conv_tables.table_name(precision, last, direction)}"
             answers[name] = np.array([plans[0].workspace if plans else NONE for plans in found])
         print(precision, "nhwc" if last else "nchw", direction, flush=True)
-    np.savez_compressed(path, **answers)
+    np.savez_compressed(path, allow_pickle=False, **answers)
 
 
 def answers_of(*paths: Path) -> Iterator[tuple[str, str, list[Answer]]]:

@@ -46,7 +46,7 @@ def told(*words: str) -> tuple[int, str, str]:
     if time.process_time() - started > SLOW:
         raise WrongError(f"slow: {words[0]} took {time.process_time() - started:.0f} s")
     out.flush()
-    text = out.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
+    text = out.buffer.getvalue().decode("utf-8", "replace")
     if code not in (0, 1, 2):
         raise WrongError(f"exit code {code} of {words[0]} {' '.join(words[2:])}")
     if "SM190" in error or "SM191" in error or "MemoryError" in error:
@@ -88,7 +88,7 @@ def refusal(error: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"'[^']*'|\"[^\"]*\"|\S*/\S+|\b\S*\d\S*\b", "#", line))[:220]
 
 
-WORDS = ([], [], ["--batch", "3"], ["--optimizer", "adam"], ["--optimizer", "sgd", "--amp", "bf16"])
+WORDS: list[list[str]] = [[], [], ["--batch", "3"], ["--optimizer", "adam"], ["--optimizer", "sgd", "--amp", "bf16"]]
 
 
 def _words(rng: random.Random, batch: bool) -> list[str]:

@@ -146,7 +146,8 @@ class Graph:
             kind = found.get(name)
             if name and (kind is None or kind.WhichOneof("value") not in ("tensor_type", "sequence_type")):
                 return None
-            if name and any(d.HasField("dim_value") and d.dim_value <= 0 for d in kind.tensor_type.shape.dim):
+            dims = kind.tensor_type.shape.dim if name and kind is not None else ()
+            if any(d.HasField("dim_value") and d.dim_value <= 0 for d in dims):
                 return None
         return found
 

@@ -137,7 +137,8 @@ def _of_first_step(study: Study, bands: Bands) -> Bands:
     process = process_on(study.result, study.device)
     end = next(mark.event for mark in process.marks if mark.step == 2)
     first, all_steps = (outline(process.calls[:last], process.sizes).peak_allocated for last in (end, None))
-    return {**bands, "allocated": tuple([nbytes + first - all_steps for nbytes in bands["allocated"]])}
+    low, expected, high = (nbytes + first - all_steps for nbytes in bands["allocated"])
+    return {**bands, "allocated": (low, expected, high)}
 
 
 def _studied(architecture: dict[str, Any], reading: dict[str, Any], words: dict[str, Any]) -> Study:

@@ -63,7 +63,7 @@ def _with_few_layers(content: Any) -> Any:
     counts = {k: v for k, v in content.items() if LAYERS.match(k) and isinstance(v, int) and not isinstance(v, bool)}
     few = {k: min(v, LAYERS_KEPT) for k, v in counts.items()}
     lengths = set(counts.values())
-    result = {}
+    result: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, list) and len(value) in lengths and all(isinstance(one, str) for one in value):
             result[key] = _of_all_kinds(value)
@@ -88,7 +88,8 @@ def tried(kind: str, name: str) -> dict[str, str]:
     from staticmem.studies import Request, Study
 
     answers = {}
-    for title, words in (("inference", {"mode": "infer"}), ("training", {"optimizer": "adamw"})):
+    asked: dict[str, dict[str, Any]] = {"inference": {"mode": "infer"}, "training": {"optimizer": "adamw"}}
+    for title, words in asked.items():
         reason = ""
         for layers in (True, False):
             try:

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import session_graphs
+import session_graphs  # noqa: F401 -- it registers them in GRAPHS
 from onnxruntime_agreement import sizes
-from session_nets import make
+from session_nets import GRAPHS, make
 
 from staticmem.errors import StaticmemError
 from staticmem.files import temporary_folder
@@ -96,7 +96,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with temporary_folder() as folder:
         jobs = [("files", Path(path).name, path) for path in args.files]
-        for name, (family, _) in session_graphs.GRAPHS.items():
+        for name, (family, _) in GRAPHS.items():
             if (args.families is None or family in args.families) and args.names in name:
                 path = str(Path(folder) / f"{name}.onnx")
                 onnx.save(make(name), path)
