@@ -21,7 +21,7 @@ from staticmem.eager.strides import Form
 from staticmem.eager.trace import Convolution, Copies, Indices, Reduction, Trace
 from staticmem.frontends.recent import Recent
 from staticmem.ir.record import record
-from staticmem.ops.linear import CUBLAS
+from staticmem.ops.linear import CUBLAS, CUBLASLT
 from staticmem.ops.registry import WORKSPACES, KernelCall, WorkspaceRule
 from staticmem.ops.softmax import RESULT_FIRST
 from staticmem.units import NOTHING, Band, exactly
@@ -228,7 +228,7 @@ class KernelWorkspaces:
         cublas = self._cublas
         size = exactly(cublas.workspace(self.setup.architecture))
         needs = [Need(size, keep=f"cuBLAS, {thread}" if cublas.kept else None, what="cuBLAS workspace")]
-        if call.name == "aten.addmm.default" and cublas.lt_nbytes:
+        if call.name in CUBLASLT and cublas.lt_nbytes:
             keep = f"cublasLt, {thread}" if cublas.lt_kept else None
             needs.append(Need(exactly(cublas.lt_nbytes), keep=keep, what="cublasLt workspace"))
         return needs

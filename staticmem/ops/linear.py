@@ -20,20 +20,23 @@ from staticmem.eager import strides as layout
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager, scoped
 from staticmem.eager.tensor import Tensor
+from staticmem.ir.dtypes import DType
 from staticmem.ir.graph import Arg, Op, Ref
 from staticmem.ir.onnx_graph import Node
 from staticmem.ops.arithmetic import add, add_, mul
 from staticmem.ops.onnx import Context, Results, Shape, declare_sizes, integer, like_first, product, real, translation
 from staticmem.ops.pointwise import grad_of, gradient_like, same, times
-from staticmem.ops.registry import Flops, KernelCall, Shapes, Temporary, declare, rule, size_of, workspace
+from staticmem.ops.registry import Flops, KernelCall, Shapes, Temporary, rule, size_of, workspace
 from staticmem.ops.views import contiguous, expand, reshape, squeeze, t, transpose, unsafe_view, unsqueeze
 from staticmem.units import Band
 
 # names that exporters give to what they compute, as a transposed weight; a parameter of the model itself has no number
 _NUMBERED = re.compile(r"(val|_?v|t|permute|transpose)(_\d+)?$")
 
-# kernels that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp); `addmm` with a bias calls cublasLt
-CUBLAS = frozenset(f"aten.{name}.default" for name in "mm addmm bmm baddbmm mv addmv _trilinear".split())
+# kernels that call cuBLAS (aten/src/ATen/native/cuda/Blas.cpp)
+CUBLAS = frozenset(f"aten.{name}.default" for name in "mm addmm bmm baddbmm mv addmv _trilinear _scaled_mm".split())
+# those of them that call cublasLt: `addmm` with a bias, products of float8
+CUBLASLT = frozenset(("aten.addmm.default", "aten._scaled_mm.default"))
 
 
 def _check(a: Tensor, b: Tensor) -> None:
@@ -77,7 +80,6 @@ def rows_of(input: Tensor, columns: int) -> int:
 
 
 FACTORS = {"aten::mm": (0, 1), "aten::addmm": (1, 2), "aten::bmm": (0, 1)}  # which arguments are multiplied
-declare("_scaled_mm", flops=product_flops(0))
 
 
 @rule("mm", kinds=("product",), autocast="half", flops=product_flops(0))
@@ -88,6 +90,23 @@ def mm(e: Eager, self: Tensor, mat2: Tensor) -> Tensor:
     saves = [mat2 if e.needs_grad(self) else None, self if e.needs_grad(mat2) else None]
     formulas = [Formula((1,), _factor(mat2)), Formula((0,), _factor(self))]
     return e.record("MmBackward0", out, [self, mat2], formulas, saves)
+
+
+@rule("_scaled_mm", kinds=("product",), flops=product_flops(0))
+def scaled_mm(
+    e: Eager,
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: DType | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """Of float8 (`_scaled_mm_cuda`, aten/src/ATen/native/cuda/ScaledBlas.cpp). It has no derivative."""
+    _check(self, mat2)
+    return e.empty((self.shape[0], mat2.shape[1]), out_dtype or self.dtype, kernel="aten._scaled_mm.default")
 
 
 def _scaled(formula: Any, factor: Any) -> Any:

@@ -22,6 +22,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves, tree_map
 
 from staticmem.errors import ModelFileError
@@ -96,8 +97,10 @@ def record(
     `part`: which modes are recorded (`MODES_OF`).
 
     Raises:
-        ModelFileError: the code cannot run without data; the message is PyTorch's.
+        ModelFileError: the code cannot run without data; the message is PyTorch's. Or a weight is a tensor of a class
+            that wraps other tensors.
     """
+    _refuse_wrapped_weights(module)
     keywords = dict(kwargs or {})
     last: Exception | None = None
     of_inference: dict[str, Any] | None = None  # one that has the sizes as given in inference alone
@@ -471,6 +474,18 @@ def _fake(
         yield call
     finally:
         _restore(state)
+
+
+def _refuse_wrapped_weights(module: torch.nn.Module) -> None:
+    """Weights whose class decides what ops do with them (`__tensor_flatten__`: quantised weights, weights that are
+    trained in low precision, DTensor): a recording has plain tensors in their places, which run other ops."""
+    for name, tensor in itertools.chain(module.named_parameters(), module.named_buffers()):
+        if is_traceable_wrapper_subclass(tensor):
+            kind = type(tensor).__name__
+            why = f"{name} is a {kind}, which wraps other tensors. A recording has plain ones, with other ops."
+            hint = "Record the model before its weights are wrapped; --quantize packs those of a plain model. "
+            hint += "Modules that convert what they multiply are recorded (torchao.float8.convert_to_float8_training)."
+            raise ModelFileError(f"{type(module).__name__} cannot be recorded", why, hint, code="SM175")
 
 
 def _replace_tensors(

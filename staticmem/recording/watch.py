@@ -20,7 +20,7 @@ import torch
 from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 from torch.utils._pytree import tree_leaves
 
 from staticmem.frontends import recording_format as written
@@ -231,6 +231,12 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
     # -- ops -----------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        wrapper = next((cls for cls in types if is_traceable_wrapper_subclass_type(cls)), None)
+        if wrapper is not None and not (self.paused or torch.is_grad_enabled()):
+            with self:  # the class says which ops run on what it wraps, and sees none that is made of others
+                if func.has_kernel_for_dispatch_key(_COMPOSITE):
+                    return func.decompose(*args, **(kwargs or {}))
+                return wrapper.__torch_dispatch__(func, types, args, kwargs)
         args, kwargs = on_meta(args, kwargs or {})
         if self.paused:
             return func(*args, **kwargs)

@@ -58,7 +58,12 @@ def _grouped() -> list[Case]:
 def _products() -> list[Case]:
     mm = ((f(4, 5), f(5, 3)), (f(5, 4).permute(1, 0), f(5, 3)), (f(4, 5), f(3, 5).permute(1, 0)), (h(4, 5), h(5, 3)),
           (f(5, 4).permute(1, 0), f(3, 5).permute(1, 0)), (f(1, 5), f(5, 1)), (f(4, 1), f(1, 3)))  # fmt: skip
-    cases: list[Case] = []
+    narrow = Spec((32, 48), dtypes.float8_e4m3fn, grad=False), Spec((16, 48), dtypes.float8_e5m2, grad=False)
+    scales = f(1).fixed, f(1).fixed
+    cases = [
+        call("aten::_scaled_mm", narrow[0], narrow[1].permute(1, 0), *scales, out_dtype=out_dtype)
+        for out_dtype in (dtypes.bfloat16, dtypes.float32)
+    ]
     for x, y in mm:
         out: tuple[Any, ...] = (x.shape[0], y.shape[1])
         bias = Spec((y.shape[1],), x.dtype)

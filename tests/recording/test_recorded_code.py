@@ -452,6 +452,17 @@ class Reads(Coded):
         return x + 1 if x.abs().sum() > 0 else x
 
 
+def test_weights_that_wrap_others_are_refused() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    module = torch.nn.Linear(4, 4, device="meta")
+    module.weight = torch.nn.Parameter(TwoTensor(module.weight.detach(), module.weight.detach()))
+    with pytest.raises(ModelFileError, match="weight is a TwoTensor") as error:
+        record(module, (torch.empty(2, 4, device="meta"),))
+    assert error.value.code == "SM175"
+    assert isinstance(module.weight, TwoTensor)
+
+
 class Breaks(Coded):
     def middle(self, x: Any) -> Any:
         self.features = x
