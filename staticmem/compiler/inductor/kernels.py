@@ -55,13 +55,6 @@ def product(low: Lowering, node: Node) -> Lowered:
     return out_kernel(low, node, inputs)
 
 
-@rule("aten::_scaled_mm")
-def scaled_product(low: Lowering, node: Node) -> Lowered:
-    """`tuned_scaled_mm` of torch/_inductor/kernel/mm.py: a product whose scales and bias are buffers too."""
-    operands = [low.value(arg) for arg in node.args if isinstance(arg, Node)]
-    return out_kernel(low, node, [low.realize_input(value) for value in operands])
-
-
 def dot(low: Lowering, node: Node, one: Value, other: Value) -> Value:
     """Products of one row and one column are sums of ours."""
     from staticmem.compiler.inductor.reductions import reduce

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from staticmem.eager import strides as layout
-from staticmem.ir.dtypes import DType
 from staticmem.ops import kinds_of
 from staticmem.ops.traces.arithmetic import mul, scaled
 from staticmem.ops.traces.registry import traced
@@ -51,22 +50,6 @@ def mm(t: Tracer, self: Node, mat2: Node) -> Node:
         (1, lambda grad: _by_second(t, grad, self, mat2)),
         (0, lambda grad: _by_first(t, grad, self, mat2)),
     )
-
-
-@traced("_scaled_mm")
-def scaled_mm(
-    t: Tracer,
-    self: Node,
-    mat2: Node,
-    scale_a: Node,
-    scale_b: Node,
-    bias: Node | None = None,
-    scale_result: Node | None = None,
-    out_dtype: DType | None = None,
-    use_fast_accum: bool = False,
-) -> Node:
-    args = (self, mat2, scale_a, scale_b, bias, scale_result)
-    return t.new("aten::_scaled_mm", args, (self.shape[0], mat2.shape[1]), out_dtype or self.dtype)
 
 
 @traced("addmm")
