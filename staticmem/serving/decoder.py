@@ -12,6 +12,8 @@ from staticmem.ir.record import record
 from staticmem.serving.packing import Packed, packed_of
 
 # parts of a config that are no decoder of text
+SCALED = ("yarn", "linear", "dynamic")  # kinds of positions whose tables are longer by a factor
+LARGEST_FACTOR = 1024  # configs have up to 64
 PARTS_OF_OTHERS = ("vision_config", "audio_config", "text_config", "encoder_config", "encoder", "thinker_config")
 
 
@@ -35,9 +37,10 @@ class Decoder:
     Attributes:
         head: the size of a head; `rotary` of it are turned by positions.
         windows: of each layer how many tokens its attention sees; 0: all.
-        positions: the longest sequence.
+        positions: the longest sequence; `usual` is the engine's where none is asked for.
         qk_norm: norms of queries and keys: "" without, "head" for each head, "all" for all heads at once.
-        norms: of a layer; `ropes` are tables of positions, which all layers share.
+        norms: of a layer.
+        tables: rows of each table of positions, which all layers share.
     """
 
     kind: str
@@ -50,6 +53,8 @@ class Decoder:
     vocabulary: int
     windows: tuple[int, ...]
     positions: int
+    usual: int
+    tables: tuple[int, ...]
     dtype: DType
     tied: bool
     softcap: bool
@@ -58,7 +63,6 @@ class Decoder:
     mlp_bias: bool
     qk_norm: str
     norms: int
-    ropes: int
     experts: Experts | None
     packed: Packed
 
@@ -129,7 +133,7 @@ def decoder_of(
         int(head * turned),
         config.whole("vocab_size"),
         _windows(config, traits, layers),
-        config.whole("max_position_embeddings"),
+        *_lengths(config, traits),
         dtype if dtype is not None else _dtype(content),
         config.switch("tie_word_embeddings", bool(traits.get("tied"))),
         bool(content.get("final_logit_softcapping", traits.get("softcap"))),
@@ -138,7 +142,6 @@ def decoder_of(
         config.switch("mlp_bias"),
         str(traits.get("qk_norm", "")),
         int(traits.get("norms", 2)),
-        int(traits.get("ropes", 1)),
         experts,
         packed_of(content, path, loads_as),
     )
@@ -163,6 +166,27 @@ def _dtype(content: Mapping[str, Any]) -> DType:
     `_resolve_auto_dtype`)."""
     word = str(content.get("dtype") or content.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     return dtypes.float16 if word in ("float16", "half") else dtypes.bfloat16
+
+
+def _lengths(config: _Config, traits: Mapping[str, Any]) -> tuple[int, int, tuple[int, ...]]:
+    """The longest sequence, the usual longest one, and rows of tables of positions, as they are scaled.
+
+    Source: vllm/config/model.py, `_get_and_verify_max_len`; layers/rotary_embedding/: yarn_scaling_rope.py,
+    linear_scaling_rope.py, dynamic_ntk_scaling_rope.py, phi3_long_rope_scaled_rope.py.
+    """
+    most = config.whole("max_position_embeddings")
+    scaling = config.content.get("rope_scaling") or config.content.get("rope_parameters")
+    rope: Mapping[str, Any] = scaling if isinstance(scaling, Mapping) else {}
+    kind, factor = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("factor")
+    first = _Config({**config.content, **rope}, config.path).whole("original_max_position_embeddings", most)
+    if kind in ("longrope", "su"):
+        return most, first, (first + most,)
+    if kind not in SCALED or not isinstance(factor, int | float) or not 1 <= factor <= LARGEST_FACTOR:
+        return most, most, (most,) * int(traits.get("ropes", 1))
+    rows = int((first if kind == "yarn" else most) * factor)
+    if traits.get("ropes"):  # Gemma 3: its length is scaled already, and layers with windows have a table as it is
+        return most, most, (rows, most)
+    return rows, rows, (rows,)
 
 
 def _windows(config: _Config, traits: Mapping[str, Any], layers: int) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ def serve_sizing(
     asked = served(path, request)
     rows = [_row(asked, card, concurrency, prices.get(card.slug)) for card in covered]
     rows.sort(key=_worth)
-    length = request.max_len or asked.decoder.positions
+    length = request.max_len or asked.decoder.usual
     title, version = asked.rules.data["title"], asked.rules.version
     return ServeSizing(
         SCHEMA, path, title, version, concurrency, length, _recommended(rows, concurrency, length), tuple(rows)

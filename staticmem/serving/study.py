@@ -145,7 +145,7 @@ def _content(path: str) -> dict[str, Any]:
 
 def _asked(request: Request, decoder: Decoder, card: Gpu, rules: Rules) -> Asked:
     tokens, sequences = rules.defaults(card)
-    length = request.max_len or decoder.positions
+    length = request.max_len or decoder.usual
     sequences = request.max_seqs or sequences
     # EngineArgs._set_default_max_num_seqs_and_batched_tokens_args, vllm/engine/arg_utils.py
     batched = request.max_batched_tokens or min(sequences * length, tokens)

@@ -92,8 +92,8 @@ def _layer(decoder: Decoder, share: Share, index: int) -> Iterator[Tensor]:
     if (
         index == share.first
     ):  # one table for all layers, vllm/model_executor/layers/rotary_embedding/__init__.py, _ROPE_DICT
-        for _ in range(decoder.ropes):
-            yield Tensor(f"{place}.self_attn.rotary_emb", decoder.positions * decoder.rotary * item)
+        for rows in decoder.tables:
+            yield Tensor(f"{place}.self_attn.rotary_emb", rows * decoder.rotary * item)
     for nbytes in SCALES_OF_ATTENTION:
         yield Tensor(f"{place}.self_attn.attn", nbytes)
     if decoder.qk_norm:

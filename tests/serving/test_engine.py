@@ -62,6 +62,23 @@ def test_parameters_are_those_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "longest", "usual", "tables"),
+    [
+        ({}, 128, 128, (128,)),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 128, 128, (128,)),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}, 128, 128, (128,)),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 512, 512, (512,)),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, 256, 256, (256,)),
+        ({"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 32}, 128, 32, (160,)),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 128, 128, (1024, 128)),
+    ],
+)
+def test_positions_that_are_scaled(more: dict[str, Any], longest: int, usual: int, tables: tuple[int, ...]) -> None:
+    one = decoder(**more)
+    assert (one.positions, one.usual, one.tables) == (longest, usual, tables)
+
+
+@pytest.mark.parametrize(
     ("layers", "stages", "counts"), [(32, 4, (8, 8, 8, 8)), (42, 4, (10, 11, 11, 10)), (9, 2, (5, 4))]
 )
 def test_layers_of_stages(layers: int, stages: int, counts: tuple[int, ...]) -> None:
