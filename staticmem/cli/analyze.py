@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     session.check_not_given(args)
     from staticmem.studies import Study, without_cycle_search  # late: --help and errors of flags need no engine
 
-    request = settings.request(args, top=ALL if args.explain_peak and chosen.name == "json" else args.top)
+    top = ALL if args.explain_peak and chosen.name == "json" else args.top
+    request = settings.request(args, top=top, host=True if chosen.shows == "host" else None)
     if request.mode == SERVE:
         from staticmem.cli import serving  # late: few ask for an engine
 

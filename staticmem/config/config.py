@@ -80,7 +80,7 @@ def of_node(root: Node, folder: str, versioned: bool = True) -> Config:
             options = {"mode": mode, **values[mode]}
     if dims:
         options["dims"] = {**dims, **options.get("dims", {})}
-    options |= values.get("device", {})
+    options |= values.get("device", {}) | values.get("host", {})
     if "conf" in values.get("allocator", {}):
         options["alloc_conf"] = values["allocator"]["conf"]
     for name in ("profile", "gpus_file"):

@@ -116,6 +116,7 @@ SERVING = _entries(lambda one: one.table == "serve")
 SERVED = {**SERVING, **{name: _entry(name) for name in ("dtype", "parallel", "devices")}}
 DECODING = {**GENERATION, **INFERENCE}
 SOFTWARE = _entries(lambda one: one.table == "device")
+HOST = _entries(lambda one: one.table == "host")
 MODE, ALLOCATOR = _entry("mode"), _entry("alloc_conf")
 # what variables of the environment can give
 VARIABLES = tuple(one for one in OPTIONS.values() if one.setting)

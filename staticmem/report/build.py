@@ -58,8 +58,8 @@ def build(sources: Sources, top: int) -> records.Report:
         assumptions=_notes(notes, "assumption"),
         warnings=_notes(notes, "warning"),
         notes=_notes(notes, "dropped", "regrouped"),
-        compiled=_compiled(sources),
-        generation=_generation(sources),
+        compiled=_compiled(sources) if sources.result.compiled is not None else None,
+        generation=_generation(sources) if sources.scenario.generation is not None else None,
         alive=alive,
     )
 

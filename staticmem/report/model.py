@@ -23,6 +23,7 @@ MOST_BATCH = 1 << 20  # samples: where a card takes more than a million of them,
 METERS = ("live", "allocated", "reserved", "device")
 CATEGORIES = ("parameter", "buffer", "gradient", "optimizer_state", "activation", "temporary", "input")
 BEYOND_LIVE = ("workspace", "rounding", "cached", "context", "libraries")
+SHARED_BATCHES = "batches in shared memory"  # of workers of a data loader: a part of the host's memory
 DEVICE_CATEGORIES = (*CATEGORIES, *BEYOND_LIVE)
 
 
@@ -412,6 +413,29 @@ class Textbook:
 
 
 @guarded(frozen=True, slots=True)
+class HostInfo:
+    """Memory of the host, in bytes, of one process with its data loader's workers, at its largest `moment` ("loading",
+    "step" or "saving"), of which `parts` are what is expected.
+
+    `mapped_bytes` of files are mapped besides: the system takes them back where memory is short. `pinned_bytes` of the
+    whole cannot be moved. `node_bytes` are those of all `processes`, one for each of `devices`, and `limit_bytes` a
+    limit for them that holds with `confidence`.
+    """
+
+    bytes: int
+    band: Band
+    moment: str
+    parts: Mapping[str, int]
+    mapped_bytes: int
+    pinned_bytes: int
+    processes: int
+    node_bytes: int
+    node_band: Band
+    confidence: float
+    limit_bytes: int
+
+
+@guarded(frozen=True, slots=True)
 class Report(Shown):
     """One step of one model. `alive` has every tensor alive at the peak, largest first; `top_tensors` is its head.
     With `explain_peak`, `owners` says who holds them, and `modules` what the 30 modules hold whose owners hold most;
@@ -445,6 +469,7 @@ class Report(Shown):
     owners: tuple[OwnerBytes, ...] = ()
     modules: tuple[OwnerBytes, ...] = ()
     let_go: tuple[LetGo, ...] = ()
+    host: HostInfo | None = None
     alive: Sequence[TensorEntry] = field(default=(), metadata={"json": False})
     verdict_on: Callable[[str], str] | None = field(default=None, compare=False, repr=False, metadata={"json": False})
     graph_at: Callable[[int | str], Any] | None = field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from staticmem.report.model import Band, GpuFit
+from staticmem.report.model import Band, GpuFit, HostInfo
 from staticmem.report.shown import Shown
 
 SCHEMA = "staticmem.run/1"
@@ -105,3 +105,4 @@ class RunReport(Shown):
     points: tuple[tuple[int, ...], ...] = ()
     retries: int = 0
     returned_bytes: int = 0
+    host: HostInfo | None = None

@@ -131,6 +131,22 @@ def _size_and_name(part: tuple[str, int]) -> tuple[int, str]:
     return -part[1], part[0]
 
 
+def host_lines(host: model.HostInfo, view: View) -> list[str]:
+    """What the process needs on the host, when, and of what; then what a node needs."""
+    size = view.size
+    when = {"loading": "while it loads", "step": "in the step", "saving": "while it saves"}[host.moment]
+    lines = [f"needs {size(host.bytes)} of the host's memory{worst_case(host.bytes, host.band, None, view)}, {when}"]
+    parts = sorted(host.parts.items(), key=lambda part: -part[1])
+    lines.append(", ".join([f"{name} {size(nbytes)}" for name, nbytes in parts]))
+    if host.pinned_bytes:
+        lines.append(f"{size(host.pinned_bytes)} of pinned memory, in blocks of powers of two")
+    if host.mapped_bytes:
+        lines.append(f"{size(host.mapped_bytes)} of a mapped file besides, which the system can take back")
+    chance = f"{100 * host.confidence:g} %"
+    lines.append(f"a node with {plural(host.processes, 'GPU')}: {size(host.limit_bytes)} with {chance}")
+    return lines
+
+
 def meter_rows(peak: model.Peak, view: View) -> list[tuple[str, str, str]]:
     """The meters of the report: name, expected peak, and the band where its ends do not look the same."""
     rows = []

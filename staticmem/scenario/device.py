@@ -1,11 +1,18 @@
-"""The card, and the software on it."""
+"""The card, the software on it, and the process on the host."""
 
 from __future__ import annotations
 
 import os
 
 from staticmem.ir.record import record
-from staticmem.scenario.options import DEVICE, option
+from staticmem.scenario.options import DEVICE, HOST, WORKERS, option
+
+# how parameters come to the GPU: made on it; made on the CPU and moved, without a checkpoint or with one that is read
+# whole, or mapped; or by transformers, whose model is empty until each tensor comes from a mapped file
+ON_GPU, BUILT, READ, MAPPED, PRETRAINED = "gpu", "cpu", "torch-load", "mapped", "from-pretrained"
+LOADINGS = (BUILT, READ, MAPPED, PRETRAINED, ON_GPU)
+# what a save copies to the CPU: one tensor at a time, or the whole state first
+STREAMED, GATHERED = "streamed", "gathered"
 
 
 # fmt: off
@@ -62,3 +69,35 @@ class DeviceOptions:
         """Whether an option was given that only a card or its software can refuse."""
         given = (self.gpu, self.alloc_conf, self.torch_version, self.module_loading, self.profile)
         return given != (None,) * len(given) or self.cudnn != "tables"
+
+
+# fmt: off
+@record(frozen=True, kw_only=True)
+class HostOptions:
+    """What the process does in the memory of the host. Any of them asks for that memory in the report."""
+
+    host: bool = option(False, HOST, "switch", "", "the memory of the process on the host too")
+    workers: int = option(
+        0, HOST, "whole", "N", "worker processes of the data loader", unset="the process loads", example="4",
+    )
+    prefetch: int = option(2, HOST, "whole", "N", "batches that each worker fetches ahead", example="4", needs=WORKERS)
+    pin_memory: bool = option(False, HOST, "switch", "", "the data loader copies batches to pinned memory")
+    loading: str = option(
+        BUILT, HOST, "choice", "HOW", "how parameters come to the GPU", choices=LOADINGS, example=READ,
+        details="[The host](host.md#parameters)",
+    )
+    saving: str = option(
+        STREAMED, HOST, "choice", "HOW", "how a checkpoint is saved: tensor by tensor, or gathered on the CPU first",
+        choices=(STREAMED, GATHERED), example=GATHERED,
+    )
+    confidence: float = option(
+        0.95, HOST, "fraction", "P", "with which a limit of the host's memory holds", example="0.99",
+        details="[Schedulers](how-to/schedulers.md)",
+    )
+    # fmt: on
+
+    @property
+    def asks_host(self) -> bool:
+        """Whether any of these options was given."""
+        given = (self.host, self.workers, self.prefetch, self.pin_memory, self.loading, self.saving, self.confidence)
+        return given != (False, 0, 2, False, BUILT, STREAMED, 0.95)

@@ -18,10 +18,11 @@ from staticmem.ir.record import record
 T = TypeVar("T")
 
 SIZES, STEP, LEVERS, DEVICE, OUTPUT = "sizes", "the step", "levers of the step", "the device", "output"
-SESSION, SERVING = "the session of the ONNX Runtime", "the serving engine"
+SESSION, SERVING, HOST = "the session of the ONNX Runtime", "the serving engine", "the host"
 # what an option may need of a step to act
 TRAINED, UPDATED = "a training step (--optimizer, or --mode train)", "an optimizer (--optimizer adam)"
 BACKWARD, RANKS, SERVED = "a backward (leave --no-backward out)", "--parallel STRATEGY", "--mode serve"
+WORKERS = "--workers N"
 # what options of a group have in common
 GROUPS: dict[str, dict[str, Any]] = {
     SIZES: {"table": "step", "session": True},
@@ -29,6 +30,7 @@ GROUPS: dict[str, dict[str, Any]] = {
     LEVERS: {"table": "step", "training": True, "needs": TRAINED},
     SERVING: {"table": "serve", "needs": SERVED},
     DEVICE: {"table": "device"},
+    HOST: {"table": "host"},
     OUTPUT: {},
     SESSION: {},
 }

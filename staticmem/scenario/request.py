@@ -18,7 +18,7 @@ from staticmem.scenario.adapters import AdapterOptions, Quantized, lora_of, lora
 from staticmem.scenario.checkpointing import Checkpointing
 from staticmem.scenario.combinations import STEPS, check, of_owners
 from staticmem.scenario.compiling import WHOLE, CompileOptions, compiled_modules
-from staticmem.scenario.device import DeviceOptions
+from staticmem.scenario.device import DeviceOptions, HostOptions
 from staticmem.scenario.edits import Edits
 from staticmem.scenario.generation import Generation, GenerationOptions, sampling_of
 from staticmem.scenario.losses import LossOptions, has_terms, loss_text
@@ -41,6 +41,7 @@ from staticmem.scenario.options import (
     STEP,
     TRAINED,
     UPDATED,
+    WORKERS,
     checked_choice,
     declared,
     option,
@@ -55,7 +56,9 @@ from staticmem.version import DEFAULTS_CHANGED, REFERENCE_RELEASE, release_of_st
 GENERATE, SERVE = "generate", "serve"
 MODES = ("train", "infer", GENERATE, SERVE)
 # options whose words are checked at once
-_CHOICES = "preset zero_grad method cudnn module_loading inplace_activations parallel outputs rotate_method".split()
+_CHOICES = (
+    "preset zero_grad method cudnn module_loading inplace_activations parallel outputs rotate_method loading saving"
+).split()
 ALL = sys.maxsize  # for `top`: every tensor
 
 
@@ -64,6 +67,7 @@ ALL = sys.maxsize  # for `top`: every tensor
 class Request(
     Sizes, GenerationOptions, OptimizerOptions, ProjectionOptions, LossOptions, Precision, CompileOptions,
     AdapterOptions, Checkpointing, Edits, Loop, RankOptions, DeviceOptions,
+    HostOptions,
 ):
     """One analysis as requested: the groups of options, and what is about all of them. None is "not given"."""
 
@@ -103,6 +107,7 @@ class Request(
                 object.__setattr__(self, "optimizer_impl", impl)
         for name in _CHOICES:
             object.__setattr__(self, name, self._choice(name))
+        object.__setattr__(self, "host", self.asks_host)
         if self.parallel == "none":
             object.__setattr__(self, "parallel", None)
         if self.dims is None:
@@ -210,11 +215,12 @@ class Request(
             BACKWARD: not (trains and scenario.backward),
             RANKS: not (self.parallel or self.context_parallel),
             SERVED: mode != SERVE,
+            WORKERS: not self.workers,
         }
         preset = PRESETS[self.preset].defaults if self.preset is not None else ()
         for name, one in OPTIONS.items():
             if lacking.get(one.needs) and getattr(self, name) != one.default and name not in preset:
-                needed = one.needs if trains or one.needs in (RANKS, SERVED) else TRAINED
+                needed = one.needs if trains or one.needs in (RANKS, SERVED, WORKERS) else TRAINED
                 notes.append(Note("warning", "SM302", f"{one.spelt} is not used: it needs {needed}"))
         autocast = given.get("amp") in dtypes.HALVES
         if self.float32_outputs and self.preset is None and not (autocast and trains):

@@ -83,7 +83,8 @@ def with_device(
         context_bytes=meters.context.expected,
         device_by_category={**dict.fromkeys(DEVICE_CATEGORIES, 0), **meters.parts},
     )
-    notes = (*report.assumptions, _note(request, device), *_shared_memory(request, device))
+    shared = _shared_memory(device.gpu) if request.gpu is not None and device.gpu.unified else ()
+    notes = (*report.assumptions, _note(request, device), *shared)
     fit = gpu_fit(device.gpu, meters.verdict) if request.gpu is not None else None
     warnings = report.warnings if request.gpu is None else (*report.warnings, *_standing(device.gpu, meters.verdict))
     info = _info(request, device, meters)
@@ -126,11 +127,8 @@ def _info(request: Request, device: Device, meters: DeviceMeters) -> DeviceInfo:
     )
 
 
-def _shared_memory(request: Request, device: Device) -> Sequence[NoteInfo]:
-    """A note where the CPU shares the card's memory."""
-    card = device.gpu
-    if request.gpu is None or not card.unified:
-        return ()
+def _shared_memory(card: Gpu) -> Sequence[NoteInfo]:
+    """A note on a card whose memory the CPU shares."""
     free, whole = format_bytes(card.usable), format_bytes(card.nominal)
     text = f"the {card.name} shares its memory with the CPU: {free} of {whole} are taken to be free, which programs and"
     return (NoteInfo("SM286", f"{text} the page cache change (give what is free as --gpu 90GiB)", 1),)

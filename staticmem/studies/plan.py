@@ -22,9 +22,10 @@ from staticmem.allocators.run import MODEL, STATE, Run
 from staticmem.allocators.settings import ascending, parse_settings
 from staticmem.config.config import Budget, Config, of_node
 from staticmem.config.discover import read
-from staticmem.config.fields import SOFTWARE
+from staticmem.config.fields import HOST, SOFTWARE
 from staticmem.config.plan import CONCATENATED, NOTHING, WITH_STATE, WORDS, Instant, Plan
 from staticmem.devices.architectures import RUNS, Standing
+from staticmem.devices.host import IN_STEP, LOADING, SAVING
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.devices.meters import Device, capacity_of, replay_on, standing_on, sum_slack_of_caches, usable_on
 from staticmem.devices.sizing import Fit, Verdict, verdict
@@ -40,6 +41,7 @@ from staticmem.report.verdict import with_article
 from staticmem.scenario.request import request_of
 from staticmem.studies.budgets import check
 from staticmem.studies.device import DEFAULT_GPU, device_of, gpu_fit
+from staticmem.studies.host import host_of_instants
 from staticmem.studies.lengths import AT_WORST, Lengths, Shape, ShapedBuilders
 from staticmem.studies.study import Study, key_of
 from staticmem.units import Band
@@ -205,7 +207,27 @@ class PlanStudy:
             points=tuple(meters.points()),
             retries=meters.nominal.retries,
             returned_bytes=meters.nominal.returned,
+            host=host_of_instants(list(self._on_host())),
         )
+
+    def _on_host(self) -> Iterator[tuple[str, Study, int]]:
+        """Moments of the process on the host, with the bytes of models that are there because they sleep."""
+        loaded: set[str] = set()
+        asleep: dict[str, int] = {}
+        for one in self.plan.instants:
+            if not one.model:
+                continue
+            study = self.study(one) if WORDS[one.word].mode else self.study_of_model(one.model)
+            if one.model not in loaded:
+                loaded.add(one.model)
+                yield LOADING, study, sum(asleep.values())
+            if one.word == "sleep":
+                last = study.lifetimes.by_category(max(study.lifetimes.ticks - 1, 0))
+                kinds = _parts(one.own.get("parts", "model"))
+                asleep[one.model] = sum(last.get(kind, 0) for kind in kinds)
+            else:
+                asleep.pop(one.model, None)
+            yield SAVING if one.word == "save" else IN_STEP, study, sum(asleep.values())
 
     def _assumed(self) -> Iterator[str]:
         if not self.device.bounded:
@@ -486,7 +508,11 @@ def study_of_config(config: Config, gpu: str | None, progress: Callable[[int, in
         why, hint = "A plan says what a process does, one instant after the other.", "See 'staticmem init --plan'."
         raise UsageError(what, why, hint, "SM442")
     card = gpu or next(iter(config.gpus), None)
-    of_card = {name: value for name, value in config.options.items() if name in SOFTWARE or name == "alloc_conf"}
+    of_card = {
+        name: value
+        for name, value in config.options.items()
+        if name in SOFTWARE or name in HOST or name == "alloc_conf"
+    }
     options = {**of_card, **({"gpu": card} if card is not None else {})}
     return PlanStudy(config.plan, options, progress)
 

@@ -440,6 +440,10 @@ class Study:
             report = with_device(report, request, self.device, self.meters, self.spread)
         else:
             report = without_device(report)
+        if request.host:
+            from staticmem.studies.host import host_of
+
+            report = replace(report, host=host_of(self))
         if request.method == "textbook":
             from staticmem.studies.textbook import with_textbook
 
@@ -600,8 +604,9 @@ UNFOLDED = "SM324"  # the note of batch norms that were put back
 
 def unused(request: Request, notes: Iterable[Note]) -> list[str]:
     """What was asked and has no effect on a result that is no report, by the notes of a study."""
-    shown = ["--method textbook is not used: 'staticmem analyze' shows the estimate"]
-    return [note.text for note in notes if note.code in ("SM302", "SM304")] + shown * (request.method == "textbook")
+    shown = ["--method textbook is not used: 'staticmem analyze' shows the estimate"] * (request.method == "textbook")
+    shown += ["options of the host are not used: 'staticmem analyze' shows its memory"] * request.host
+    return [note.text for note in notes if note.code in ("SM302", "SM304")] + shown
 
 
 def idle_in(study: Study) -> Iterator[Note]:

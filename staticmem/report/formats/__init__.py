@@ -21,7 +21,8 @@ class Format:
     """`name` is for `-f`, `suffix` for `-o` (without its first dot; several with spaces between); `render` makes text,
     or bytes, of a result.
 
-    `shows` says what `render` takes where that is not the result itself: "replay" is a `Replayed` process.
+    `shows` says what `render` takes where that is not the result itself: "replay" is a `Replayed` process, "host" a
+    result with the memory of the host.
     """
 
     name: str

@@ -14,6 +14,7 @@ from staticmem.report.verdict import (
     cache_rows,
     category_name,
     compiled_rows,
+    host_lines,
     joined,
     meter_rows,
     next_step,
@@ -61,6 +62,10 @@ def render(report: Report, view: View = PLAIN) -> str:
     _categories(text, report)
     if report.device is not None:
         _device(text, report)
+    if report.host is not None:
+        text.heading("On the host")
+        for line in host_lines(report.host, view):
+            text.wrap(line, "    ", "  ")
     _phases(text, report)
     if report.compiled is not None:
         text.heading("Compiled code")

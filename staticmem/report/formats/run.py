@@ -9,7 +9,7 @@ from staticmem.report.formats import Format, csv_format
 from staticmem.report.markdown import escape, table
 from staticmem.report.run import InstantReport, LengthsInfo, RunReport
 from staticmem.report.text import PLAIN, Text, View, columns
-from staticmem.report.verdict import fit_lines, plural, returned_text, with_article, worst_case
+from staticmem.report.verdict import fit_lines, host_lines, plural, returned_text, with_article, worst_case
 
 
 def render(run: RunReport, view: View = PLAIN) -> str:
@@ -25,6 +25,9 @@ def render(run: RunReport, view: View = PLAIN) -> str:
         if one.lengths is not None:
             text.lines.append("")
             text.wrap(lengths_text(one, one.lengths, view))
+    if run.host is not None:
+        text.lines.append("")
+        text.wrap(f"Host: {host_lines(run.host, view)[0]}.")
     if run.changes:
         text.heading("Fits with")
         for change in run.changes:

@@ -10,7 +10,7 @@ from staticmem.report.html.page import asset, esc, name, section, stacked_bar, t
 from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
 from staticmem.report.sweep import SAME, LeverRow
 from staticmem.report.text import View
-from staticmem.report.verdict import cache_rows, compiled_rows, phase_rows, shape_text
+from staticmem.report.verdict import cache_rows, compiled_rows, host_lines, phase_rows, shape_text
 from staticmem.report.verdict import share as percent
 from staticmem.units import format_count
 
@@ -184,6 +184,14 @@ def lever_section(levers: Sequence[LeverRow], peak: int, view: View) -> str:
     grid = table(heads, rows, id="lever-table", right=(3, 4, 5), caption="Levers")
     lead = "Each alone, the rest as it is, analysed in full: the peak of live tensors with it."
     return section("levers", "Levers", f'<div class="tall">{grid}</div>', lead)
+
+
+def host_section(report: Report, view: View) -> str:
+    """The memory of the process on the host, where it was asked for."""
+    if report.host is None:
+        return ""
+    lines = "".join(f"<li>{esc(line)}</li>" for line in host_lines(report.host, view))
+    return section("host", "On the host", f"<ul>{lines}</ul>")
 
 
 def basis_section(report: Report, extras: Extras, view: View) -> str:
