@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from staticmem.errors import UsageError
 from staticmem.scenario.combinations import LARGEST, check
 from staticmem.scenario.compiling import WHOLE
-from staticmem.scenario.options import OUTPUT, SERVING, SESSION, Option, unknown
+from staticmem.scenario.options import HOST, OUTPUT, SERVING, SESSION, Option, unknown
 from staticmem.scenario.request import OPTIONS
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ Convert = Callable[[str], Any]
 
 EVERYDAY = "--batch --resolution --dim --mode --optimizer --amp --checkpoint --gpu --output --format".split()
 # groups of flags that many verbs share: of the others `-h` has all
-SHARED = ("settings", "sizes", "the step", "levers of the step", "the device", SERVING, SESSION, "output")
+SHARED = ("settings", "sizes", "the step", "levers of the step", "the device", HOST, SERVING, SESSION, "output")
 
 
 def print_short_help(parser: argparse.ArgumentParser) -> None:

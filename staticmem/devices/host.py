@@ -134,8 +134,8 @@ def moments(needs: HostNeeds, options: HostOptions, saves: bool = True) -> tuple
     copied = exactly(needs.state if options.saving == GATHERED else largest) if saves else NOTHING
     saving = {**running, **lasting, **loader, "checkpoint": copied}
     of_step = pinned_bytes + (activations.expected if needs.activations_pinned else 0)
-    found = (loading(needs, options), HostMoment(IN_STEP, in_step, 0, of_step))
-    return (*found, HostMoment(SAVING, saving, 0, pinned_bytes)) if needs.state else found
+    always = (loading(needs, options), HostMoment(IN_STEP, in_step, 0, of_step))
+    return (*always, HostMoment(SAVING, saving, 0, pinned_bytes)) if needs.state else always
 
 
 def loading(needs: HostNeeds, options: HostOptions) -> HostMoment:

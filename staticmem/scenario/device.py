@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from staticmem.ir.record import record
-from staticmem.scenario.options import DEVICE, HOST, WORKERS, option
+from staticmem.scenario.options import DEVICE, HOST, TRAINED, WORKERS, option
 
 # how parameters come to the GPU: made on it; made on the CPU and moved, without a checkpoint or with one that is read
 # whole, or mapped; or by transformers, whose model is empty until each tensor comes from a mapped file
@@ -88,7 +88,7 @@ class HostOptions:
     )
     saving: str = option(
         STREAMED, HOST, "choice", "HOW", "how a checkpoint is saved: tensor by tensor, or gathered on the CPU first",
-        choices=(STREAMED, GATHERED), example=GATHERED,
+        choices=(STREAMED, GATHERED), example=GATHERED, needs=TRAINED,
     )
     confidence: float = option(
         0.95, HOST, "fraction", "P", "with which a limit of the host's memory holds", example="0.99",

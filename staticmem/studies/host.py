@@ -66,9 +66,9 @@ def host_of_instants(instants: Sequence[tuple[str, Study, int]]) -> HostInfo:
     other: list[HostMoment] = []
     for name, study, besides in instants:
         needs = replace(needs_of(study), own=exactly(besides))
-        for saves, found in ((True, first), (False, other)):
+        for saves, of_rank in ((True, first), (False, other)):
             moments = {moment.name: moment for moment in host.moments(needs, study.request, saves)}
-            found.append(moments.get(name, moments[host.IN_STEP]))
+            of_rank.append(moments.get(name, moments[host.IN_STEP]))
     request = checked(instants[0][1].request)
     return host_info(tuple(first), tuple(other), max(request.devices or 1, 1), request.confidence)
 

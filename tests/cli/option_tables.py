@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from staticmem.cli.session import OPTIMIZED
 from staticmem.ort.options import SESSION_OPTIONS
-from staticmem.scenario.options import DEVICE, LEVERS, SERVING, SESSION, SIZES, STEP, Option
+from staticmem.scenario.options import DEVICE, HOST, LEVERS, SERVING, SESSION, SIZES, STEP, Option
 from staticmem.scenario.presets import PRESETS, word_of
 from staticmem.scenario.request import OPTIONS
 
@@ -75,7 +75,7 @@ def _group(name: str) -> Callable[[], str]:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    **{name: _group(name) for name in (SIZES, STEP, LEVERS, SERVING, DEVICE)},
+    **{name: _group(name) for name in (SIZES, STEP, LEVERS, SERVING, DEVICE, HOST)},
     SESSION: lambda: flags([*SESSION_OPTIONS.values(), OPTIMIZED]),
     "keywords": keywords,
     "presets": presets,

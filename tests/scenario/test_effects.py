@@ -42,6 +42,7 @@ VALUES: dict[str, Any] = {name: not one.default for name, one in OPTIONS.items()
     "context_parallel": 2, "rotate_method": "alltoall", "gpu": "l4", "gpus_file": None,
     "alloc_conf": "expandable_segments:True", "torch_version": None, "module_loading": "eager",
     "channels_last": None, "cudnn": None, "profile": None, "top": None,
+    "workers": 2, "prefetch": 4, "loading": "torch-load", "saving": "gathered", "confidence": 0.9,
 }  # fmt: skip
 # what acts, and changes no figure of this model's step: where, and why
 ACTS = {

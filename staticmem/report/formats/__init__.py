@@ -69,7 +69,7 @@ class Formats:
         formats = [f for name in sorted(names) for f in import_module(f"{__name__}.{name}").FORMATS]
         if not any(f.name == "json" for f in formats):
             formats.append(JSON)
-        return tuple(f for f in formats if not self.saved or f.shows == "result")
+        return tuple(f for f in formats if not self.saved or f.shows != "replay")
 
     def __len__(self) -> int:
         return len(self.all)
