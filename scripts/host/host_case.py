@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def loader(batch: int, workers: int, prefetch: int = 2) -> None:
     from torch.utils.data import DataLoader
 
     more = {"prefetch_factor": prefetch} if workers else {}
-    data = DataLoader(Images(), batch_size=batch, num_workers=workers, **more)  # type: ignore[arg-type]
+    data = DataLoader(Images(), batch_size=batch, num_workers=workers, **more)
     for number, images in enumerate(data):
         time.sleep(0.1 if number else 8)
         if number == BATCHES:
@@ -189,7 +190,7 @@ def save_to_memory() -> None:
     torch.save(model().state_dict(), io.BytesIO())
 
 
-CASES = {
+CASES: dict[str, Callable[[], None]] = {
     "imports": imports,
     "imports transformers": imports_transformers,
     "torch.load": lambda: load(False),
