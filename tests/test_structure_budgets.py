@@ -29,7 +29,7 @@ LINES = 108_558
 LINES = 108_497
 # 4,000 for runs
 LINES = 107_004
-LINES = 109_154
+LINES = 109_218
 WALK = {"files": 172, "functions": 1_808, "switches": 312}  # of one request; aim: 150, 1,500, 200
 
 
