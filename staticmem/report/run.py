@@ -22,7 +22,8 @@ class LengthsInfo:
     There are so many `shapes` of batches, of which `shapes_run` were run; the tensors of others lie on polynomials
     through these, but those of `rounded_bytes` in all are as in the next larger shape; with `rounds_up` all are. Behind
     the steps comes, twice, the longest batch that the data allow, `worst_batch` x `worst_length`. `reserved_bytes` is
-    the peak of the steps before it, which they reach first in step `settled_after`.
+    the peak of the steps before it, which they reach first in step `settled_after`. A run of so many steps draws a
+    sample as long as `worst_length` with the probability `worst_chance`.
     """
 
     dim: str
@@ -37,6 +38,7 @@ class LengthsInfo:
     worst_length: int
     reserved_bytes: int = 0
     settled_after: int = 0
+    worst_chance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import csv
 import json
+import math
 import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -79,6 +80,25 @@ class Lengths:
         worst = (max(self.tokens // longest, 1) if self.rule == TOKENS else batch), longest
         return [*shapes[:steps], worst, worst]
 
+    def chance_of_longest(self, shapes: Sequence[Shape]) -> float:
+        """How probable it is that a run draws a sample as long as those of the longest batch. `shapes` are those of the
+        run, with those behind it; a file is gone through in random order, a distribution is drawn from anew."""
+        *drawn_shapes, (_, longest) = shapes
+        count = sum(batch for batch, _ in drawn_shapes[: 1 - AT_WORST])
+        needed = longest - self.bucket + 1
+        if self.rule == PACKED or self.least >= needed:
+            return 1.0
+        drawn = DRAWN.fullmatch(self.source)
+        if drawn is not None:
+            return 1.0 - (1.0 - _share_above(drawn[1], float(drawn[2]), float(drawn[3]), needed)) ** count
+        numbers = self._numbers()
+        missed = 1.0
+        for place in range(sum(number >= needed for number in numbers)):
+            missed *= max(len(numbers) - count - place, 0) / (len(numbers) - place)
+            if not missed:
+                break
+        return 1.0 - missed
+
     def _batches(self, lengths: list[int], batch: int, draw: random.Random) -> list[Shape]:
         """The batches of an epoch."""
         if self.rule == TOKENS:
@@ -112,6 +132,14 @@ class Lengths:
             numbers = _draw(drawn[1], float(drawn[2]), float(drawn[3]), self.seed)
         high = self.most or max(numbers)
         return [min(max(number, self.least), high) for number in numbers]
+
+
+def _share_above(kind: str, first: float, second: float, needed: int) -> float:
+    """The share of a distribution that is `needed` or more."""
+    if kind == "uniform":
+        return min(max((second - needed) / max(second - first, 1e-9), 0.0), 1.0)
+    at = (math.log(needed) if kind == "lognormal" else needed) - first
+    return math.erfc(at / max(second, 1e-9) / math.sqrt(2)) / 2
 
 
 _DRAWS = 10_000  # samples of a distribution, which a run goes through again and again

@@ -125,8 +125,7 @@ class PlanStudy:
     def _shapes(self, instant: Instant) -> list[Shape]:
         """The batches of an instant with many lengths."""
         if id(instant) not in self._drawn:
-            own = {key: value for key, value in instant.own["lengths"].items() if key != "dim"}
-            self._drawn[id(instant)] = Lengths(**own).shapes(instant.times, instant.options.get("batch", 1))
+            self._drawn[id(instant)] = _lengths(instant).shapes(instant.times, instant.options.get("batch", 1))
         return self._drawn[id(instant)]
 
     def builders(self, instant: Instant) -> tuple[list[Builder], LengthsInfo | None]:
@@ -147,6 +146,7 @@ class PlanStudy:
             rounded_bytes=shaped.rounded_bytes,
             worst_batch=shapes[-1][0],
             worst_length=shapes[-1][1],
+            worst_chance=round(_lengths(instant).chance_of_longest(shapes), 6),
         )
         return [shaped.at(shape) for shape in shapes], info
 
@@ -276,6 +276,10 @@ class PlanStudy:
             what = f"micro-batches of {batch // 2} (accumulate {less['accumulate']})"
         smaller = [replace(one, options=less) if one.options == worst.options else one for one in instants]
         yield f"{what} in '{before.instants[at].name}'", smaller, self.device
+
+
+def _lengths(instant: Instant) -> Lengths:
+    return Lengths(**{key: value for key, value in instant.own["lengths"].items() if key != "dim"})
 
 
 def _at_shape(instant: Instant, shape: Shape) -> Instant:

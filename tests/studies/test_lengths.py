@@ -35,6 +35,21 @@ def test_a_budget_of_tokens_holds_with_padding() -> None:
     assert shapes[-1] == (4, 1024)
 
 
+def test_the_chance_of_the_longest_batch(tmp_path: Path) -> None:
+    def chance(lengths: Lengths, steps: int, batch: int) -> float:
+        return lengths.chance_of_longest(lengths.shapes(steps, batch))
+
+    (tmp_path / "lengths.txt").write_text("\n".join(map(str, range(1, 101))))
+    of_file = Lengths(str(tmp_path / "lengths.txt"))
+    assert chance(of_file, 10, 5) == pytest.approx(0.5)  # 50 of 100 samples, of which one is the longest
+    assert chance(Lengths(of_file.source, bucket=50), 1, 2) == pytest.approx(1 - 50 * 49 / (100 * 99))
+    assert chance(of_file, 20, 5) == 1.0
+    assert chance(Lengths("normal(512, 256)", most=1024), 1, 1) == pytest.approx(0.02275, abs=1e-5)  # two deviations
+    assert chance(Lengths("lognormal(0, 1)", most=10), 1, 2) == pytest.approx(1 - (1 - 0.010651) ** 2, abs=1e-5)
+    assert chance(Lengths("uniform(0, 100)", most=90), 3, 2) == pytest.approx(1 - 0.9**6)
+    assert chance(Lengths("uniform(1, 9)", rule="packed", most=64), 1, 1) == 1.0
+
+
 def test_sorted_batches_have_less_padding() -> None:
     def padded(rule: str) -> int:
         return sum(length for _, length in Lengths("uniform(1, 1000)", rule=rule).shapes(500, 16))

@@ -71,6 +71,7 @@ def lengths_text(one: InstantReport, lengths: LengthsInfo, view: View) -> str:
     reached = f"reserved memory reaches {view.size(lengths.reserved_bytes)}"
     when = f"in step {lengths.settled_after:,} of {one.times:,}"
     worst = f"{lengths.worst_batch:,} x {lengths.worst_length:,}, the longest batch that the data allow"
+    worst += f"; a run of {one.times:,} meets one as long with a probability of {100 * lengths.worst_chance:.3g} %"
     ran = f"{lengths.shapes_run:,} of {lengths.shapes:,} shapes were run"
     if lengths.rounds_up:
         ran += "; the others have the steps of larger ones"
