@@ -223,12 +223,14 @@ def formats() -> dict[str, list[str]]:
 
 
 FORMATS = formats()
+# DeepSpeed has no settings for one device, and the saved report has no figures of the host
+LACKING = {("fit", "deepspeed"), ("report", "k8s"), ("report", "slurm")}
 COMMANDS: dict[str, list[str]] = {
     **{
         f"{verb} {format_}": ["analyze" if verb == "session" else verb, *words, "-f", format_]
         for verb, words in VERBS.items()
         for format_ in FORMATS[verb]
-        if format_ != "deepspeed"  # has no settings for one device
+        if (verb, format_) not in LACKING
     },
     "fit deepspeed": ["fit", SEED, *STEP, "--gpu", "l4", "--devices", "2", "--parallel", "zero2", "-f", "deepspeed"],
     "explained": ["analyze", MODEL, *STEP, "--explain-peak"],
