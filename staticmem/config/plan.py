@@ -247,7 +247,7 @@ def _check_parts(models: Mapping[str, ModelSource]) -> None:
         for owner in source.parts.values():
             what = f"a part of '{name}' in this plan is '{owner[:60]}'"
             if owner == name or (owner in models and models[owner].parts):
-                why = "A part is a model without parts of its own."
+                why = "A part is a model that has no parts itself."
                 raise DocumentError(what, why, "Name the model that has the parameters.", UNKNOWN_KEY)
             if owner not in models and shared[owner] < 2:
                 why = f"No model has this name ({', '.join(models)}), and no other model has such a part."

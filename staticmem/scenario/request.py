@@ -84,7 +84,7 @@ class Request(
     )
     method: str = option(
         "liveness", STEP, "choice", "METHOD", "textbook shows the textbook estimate beside the answer",
-        choices=("liveness", "textbook"), table="", setting=False, details="[The estimate](textbook.md)",
+        choices=("liveness", "textbook"), table="", setting=False, details="[The estimate](internals/textbook.md)",
     )
     top: int = option(
         10, OUTPUT, "whole", "N", "how many of the largest tensors are listed", session=True, setting=False,

@@ -182,7 +182,7 @@ def test_names_that_are_not_ascii(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 def test_textbook_beside_liveness(capsys: pytest.CaptureFixture[str]) -> None:
-    """The figures of the worked example in docs/textbook.md."""
+    """The figures of the worked example in docs/internals/textbook.md."""
     report = analyzed(capsys, SEED, "--method", "textbook", "--optimizer", "sgd", "--loss", "mean")
     book = report["textbook"]
     assert book["intermediate_bytes_forward"] == 336_089_600
