@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from observe import PARTS, Case, View
+from observe import PARTS, Case, View, call, f
 from sampling import sampled
 from suite import CASES, UNCOVERED
 
@@ -42,6 +42,16 @@ def test_rule_does_what_pytorch_does(case: Case) -> None:
             elif case.real and part == "grads":
                 expected, found = _unnumbered(expected), _unnumbered(found)
             assert found == expected, f"{part} with gradients for {pattern}"
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"])
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_reduced_losses_have_the_storage_that_pytorch_leaves_them(name: str, reduction: int) -> None:
+    x, y = torch.rand(4, 3), torch.rand(4, 3)
+    theirs = getattr(torch.ops.aten, name)(x, y, **{"reduction": reduction}).untyped_storage().nbytes()
+    weight = (None,) if name == "binary_cross_entropy" else ()
+    case = call(f"aten::{name}", f(4, 3).fixed, f(4, 3).fixed, *weight, reduction)
+    assert our_side.run(case, (False, False)).forward[0][0] == theirs
 
 
 def _unnumbered(grads: dict[str, View | None]) -> dict[str, Any]:
