@@ -2,7 +2,7 @@
 
 Lectures and blog posts size a network so: parameters by formula, one result for every layer, all results added up, and
 twice that when a gradient is kept for each. It needs no knowledge of the framework, and it is the number that a reader
-can check by hand; `docs/internals/textbook.md` says where it differs from what a GPU holds and why. The engine does not use it.
+can check by hand; `docs/internals/textbook.md` says where it differs from what a GPU holds. The engine does not use it.
 
 All sizes are bytes and integers; 1 MB is 10**6 bytes and 1 MiB is 2**20 (`staticmem.units`).
 
