@@ -77,7 +77,9 @@ def _next_step(report: ServeReport) -> str:
     if serve.starts:
         limits = f"With these cards it starts up to --max-len {serve.largest_max_len}"
         return f"{limits}, and up to --max-seqs {serve.largest_max_seqs}."
-    return f"It starts with {serve.change}." if serve.change else "No smaller change starts it: take larger cards."
+    if serve.change:
+        return f"At the middle of its bands it starts with {serve.change}."
+    return "No shorter or fewer requests, other share or more cards (up to 8) start it."
 
 
 def _stage(stage: ServeStage, view: View) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.record import record
 from staticmem.report.model import Band, NoteInfo
 from staticmem.scenario.kinds import read_keywords
+from staticmem.scenario.options import checked_choice
 from staticmem.scenario.precision import precision
 from staticmem.scenario.request import OPTIONS, SERVE, Request, request_of
 from staticmem.scenario.strategies import STRATEGIES
@@ -115,6 +116,11 @@ def _check(request: Request) -> None:
         what = f"{', '.join(others)} {'does' if len(others) == 1 else 'do'} not apply to a serving engine"
         why = "It is an option of a step of PyTorch, which an engine does not run."
         raise UsageError(what, why, "Leave it out; 'staticmem analyze --help' lists the engine's.", "SM602")
+    for name in ("kv_dtype", "load_as"):
+        checked_choice(OPTIONS[name].flag.removeprefix("--"), getattr(request, name), OPTIONS[name].choices)
+    if request.utilization is not None and not 0 < request.utilization <= 1:
+        why = "It is a share of the card, more than 0 and at most 1."
+        raise UsageError(f"--utilization {request.utilization:g}", why, "Example: --utilization 0.9", "SM602")
     parallel = STRATEGIES[request.parallel].room if request.parallel is not None else None
     if parallel not in (None, "tensor", "pipeline"):
         why = "Covered are shared layers, and stages of layers; data and expert parallelism are not."
