@@ -205,7 +205,6 @@ def test_another_version_and_another_card_are_less_certain() -> None:
         ({"engine": "vlm"}, "SM602"),
         ({"kv_dtype": "banana"}, "SM134"),
         ({"load_as": "int4"}, "SM134"),
-        ({"utilization": 1.5}, "SM195"),
         ({"optimizer": "adam"}, "SM602"),
         ({"parallel": "fsdp", "devices": 2}, "SM602"),
         ({"devices": 2}, "SM602"),
