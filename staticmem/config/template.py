@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from staticmem.config.fields import GENERATION, INFERENCE, SERVING, SOFTWARE, TRAINING, Entry
+from staticmem.config.fields import GENERATION, HOST, INFERENCE, SERVING, SOFTWARE, TRAINING, Entry
 from staticmem.config.plan import WORDS
 
 _IN_USE = {"batch": "32", "optimizer": "adam"}
@@ -66,6 +66,8 @@ def template(model: str, schema: str) -> str:
         "",
         "# device:                                   # Software and settings of the GPU.",
         *_entries(SOFTWARE, commented=True),
+        "# host:                                     # What the process does in the memory of the host.",
+        *_entries(HOST, commented=True),
         "# allocator:                                # Settings of PyTorch's caching allocator.",
         '#   conf: "expandable_segments:True"',
         "",

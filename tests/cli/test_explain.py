@@ -25,7 +25,7 @@ def test_codes_are_those_of_the_source() -> None:
 
 def test_entries_are_sentences() -> None:
     for code, (title, text) in explain.entries().items():
-        assert re.fullmatch(r"SM[1-5]\d\d", code)
+        assert re.fullmatch(r"SM[1-6]\d\d", code)
         assert not title.endswith(".")
         assert text.endswith(".")
         assert "|" not in text

@@ -194,6 +194,7 @@ def test_every_word_of_a_request_can_be_written() -> None:
         *fields.STEP,
         *fields.GENERATION,
         *fields.SERVING,
+        *fields.HOST,
         *fields.SOFTWARE,
         "mode",
         "alloc_conf",
