@@ -12,14 +12,12 @@ from staticmem.ir import dtypes
 def _losses() -> list[Case]:
     cases: list[Case] = []
     for reduction in (0, 1, 2):
-        # fake tensors do not show that the reduced loss keeps the storage of what it reduces
-        real = ("forward",) if reduction else ()
-        hidden = ("forward",) if reduction else ()
-        why = "the kernel's temporary is a workspace" if reduction else ""
+        forward = ("forward",) if reduction else ()
+        why = "fake tensors do not show that the reduced loss keeps the storage of what it reduces" if reduction else ""
         for name in ("mse_loss", "smooth_l1_loss"):
-            cases += [call(f"aten::{name}", f(4, 3), f(4, 3), reduction, skip=hidden, why=why)]
+            cases += [call(f"aten::{name}", f(4, 3), f(4, 3), reduction, skip=forward, why=why)]
         cases += [call("aten::huber_loss", f(4, 3), f(4, 3), reduction)]
-        cases += [call("aten::binary_cross_entropy", f(4, 3), f(4, 3).fixed, None, reduction, real=real)]
+        cases += [call("aten::binary_cross_entropy", f(4, 3), f(4, 3).fixed, None, reduction, real=forward, why=why)]
         for x, y in ((f(4, 7), i(4)), (f(2, 7, 4, 5), i(2, 4, 5))):
             cases += [
                 call("aten::cross_entropy_loss", x, y, None, reduction),
