@@ -9,22 +9,26 @@ from collections.abc import Sequence
 
 from staticmem.errors import ModelFileError
 from staticmem.ir.record import record
-from staticmem.serving.decoder import Decoder
+from staticmem.serving.decoder import ATTENTION, STATE, Decoder
 from staticmem.serving.weights import Share, kv_heads_of
 from staticmem.units import ceil_div
 
 
 @record(frozen=True)
 class Spec:
-    """What a layer keeps: a page of `page` bytes for a block of `tokens` tokens; with a `window` of the last ones."""
+    """What a layer keeps: a page of `page` bytes for a block of `tokens` tokens; with a `window` of the last ones; or
+    with a `state` one page for a whole request."""
 
     tokens: int
     page: int
     window: int = 0
+    state: bool = False
 
     def blocks(self, length: int, batched: int) -> int:
         """`max_memory_usage_bytes` in pages: blocks that a request of a length holds at most, while `batched` tokens of
         it are worked on at once."""
+        if self.state:
+            return 1
         if not self.window:
             return ceil_div(length, self.tokens)
         # a window may begin within a block
@@ -74,21 +78,35 @@ class Cache:
 
 
 def cache_of(decoder: Decoder, ranks: int, item: int, tokens: int) -> Cache:
-    """The cache of a decoder whose layers are shared by `ranks`; `item` bytes for each number.
+    """The cache of a decoder whose layers are shared by `ranks`; `item` bytes for each number. `tokens`: of a block.
 
     Raises:
         ModelFileError: the groups of its layers cannot be divided evenly (SM601).
     """
-    page = 2 * tokens * kv_heads_of(decoder, ranks) * decoder.head * item
+    of_token = item_of_token(decoder, ranks, item)
+    state = decoder.state.page(ranks, decoder.dtype.itemsize) if decoder.state is not None else 0
+    # HybridAttentionMambaModelConfig, vllm/model_executor/models/config.py: a block is as large as a state
+    tokens = max(tokens, ceil_div(state, tokens * of_token) * tokens)
+    page = tokens * of_token
     by_spec: dict[Spec, list[int]] = {}
-    for layer, window in enumerate(decoder.windows):
-        by_spec.setdefault(Spec(tokens, page, window), []).append(layer)
+    for layer, (parts, window) in enumerate(zip(decoder.parts, decoder.windows, strict=True)):
+        if STATE in parts:
+            by_spec.setdefault(Spec(tokens, page, state=True), []).append(layer)
+        elif ATTENTION in parts:
+            by_spec.setdefault(Spec(tokens, page, window), []).append(layer)
     if len(by_spec) == 1:
         return Cache(tuple(Group(spec, tuple(layers)) for spec, layers in by_spec.items()))
-    if len(by_spec) > 2:
-        what = "layers with several windows"
+    if len(by_spec) != 2:
+        what = "layers with several windows, or without attention"
         raise ModelFileError(what, "Their groups are not covered.", "One window beside full attention is.", "SM601")
     return Cache(tuple(_uniform_page_size(list(by_spec.items()))))
+
+
+def item_of_token(decoder: Decoder, ranks: int, item: int) -> int:
+    """Bytes of a token in a layer. A latent vector is on every rank (MLAAttentionSpec)."""
+    if decoder.latent is not None:
+        return (decoder.latent.rank + decoder.latent.rotary) * item
+    return 2 * kv_heads_of(decoder, ranks) * decoder.head * item
 
 
 def _uniform_page_size(by_spec: Sequence[tuple[Spec, list[int]]]) -> list[Group]:

@@ -9,25 +9,81 @@ from staticmem.errors import ModelFileError
 from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
-from staticmem.serving.packing import Packed, packed_of
+from staticmem.serving.config import Config
+from staticmem.serving.encoder import Encoder, encoder_of
+from staticmem.serving.packing import Packed, kv_item_of, packed_of
 
-# parts of a config that are no decoder of text
 SCALED = ("yarn", "linear", "dynamic")  # kinds of positions whose tables are longer by a factor
 LARGEST_FACTOR = 1024  # configs have up to 64
-PARTS_OF_OTHERS = ("vision_config", "audio_config", "text_config", "encoder_config", "encoder", "thinker_config")
+TEXT = "text_config"
+# parts of a config that are no decoder of text
+PARTS_OF_OTHERS = ("audio_config", "encoder_config", "encoder", "thinker_config", "vision_config", TEXT)
+ATTENTION, STATE, DENSE, EXPERTS = "attention", "state", "dense", "experts"
+# letters of `hybrid_override_pattern`, vllm/model_executor/models/nemotron_h.py
+LETTERS = {"M": STATE, "*": ATTENTION, "-": DENSE, "E": EXPERTS}
+# the same of transformers, whose releases name a state-space layer in two ways
+WORDS = {"mamba": STATE, "linear_attention": STATE, "attention": ATTENTION, "full_attention": ATTENTION}
+WORDS |= {"mlp": DENSE, "moe": EXPERTS}
 
 
 @record(frozen=True)
 class Experts:
     """Experts of a layer: how many, how many a token is sent to, the width of each, that of those which all tokens pass
-    (0: none), whether these have a gate, and the layers that have experts."""
+    (0: none), whether these have a gate, whether experts and their router have biases, and whether the router has a
+    float32 of each expert beside (`e_score_correction_bias`)."""
 
     count: int
     chosen: int
     width: int
     shared: int
-    shared_gate: bool
-    layers: frozenset[int]
+    shared_gate: bool = False
+    biased: bool = False
+    corrected: bool = False
+
+
+@record(frozen=True)
+class Latent:
+    """Keys and values as one vector of `rank` numbers and `rotary` turned ones, which all heads share. A head has
+    `nope` numbers of a key that are not turned, and `value` of a value; `queries`: the rank of queries, 0: whole."""
+
+    rank: int
+    rotary: int
+    nope: int
+    value: int
+    queries: int
+
+
+@record(frozen=True)
+class State:
+    """A state-space layer (Mamba 2): `heads` of `head` numbers with `size` states for each, in `groups`; its
+    convolution sees `kernel` tokens. `bias`: of its projections; `item`: bytes of a number of its state (0: as the
+    model's type)."""
+
+    heads: int
+    head: int
+    size: int
+    groups: int
+    kernel: int
+    bias: bool
+    convolution_bias: bool
+    item: int
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head
+
+    def groups_of(self, ranks: int) -> int:
+        """Of all ranks: each has a copy where they cannot be divided (`extra_groups_for_head_shards`)."""
+        return self.groups if self.groups % ranks == 0 else ranks
+
+    def convolved(self, ranks: int) -> int:
+        """Channels of the convolution on a rank."""
+        return (self.width + 2 * self.groups_of(ranks) * self.size) // ranks
+
+    def page(self, ranks: int, item: int) -> int:
+        """Bytes that a sequence keeps on a rank: layers/mamba/mamba_utils.py, `mamba2_state_shape`."""
+        kept = self.heads // ranks * self.head * self.size
+        return (self.kernel - 1) * self.convolved(ranks) * item + kept * (self.item or item)
 
 
 @record(frozen=True)
@@ -35,12 +91,18 @@ class Decoder:
     """What decides the memory of a decoder.
 
     Attributes:
+        width: of a layer without experts; `gated`: it has a gate beside.
         head: the size of a head; `rotary` of it are turned by positions.
+        parts: of each layer, in their order: attention, state, dense, experts; each has its share of `norms`.
         windows: of each layer how many tokens its attention sees; 0: all.
         positions: the longest sequence; `usual` is the engine's where none is asked for.
         qk_norm: norms of queries and keys: "" without, "head" for each head, "all" for all heads at once.
         norms: of a layer.
-        tables: rows of each table of positions, which all layers share.
+        norm_bias: norms have a bias.
+        tables: rows of each table of positions, which all layers share; `learned`: rows of the learned one.
+        sinks: each head has a number that takes attention of no token.
+        captured: the largest captured size, where the class has another than the engine.
+        kv_item: bytes of a number in the cache, as the checkpoint says it; 0: as the model's type.
     """
 
     kind: str
@@ -51,112 +113,210 @@ class Decoder:
     head: int
     rotary: int
     vocabulary: int
+    parts: tuple[tuple[str, ...], ...]
     windows: tuple[int, ...]
     positions: int
     usual: int
     tables: tuple[int, ...]
+    learned: int
     dtype: DType
     tied: bool
     softcap: bool
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    head_bias: bool
+    gated: bool
     qk_norm: str
     norms: int
+    norm_bias: bool
+    sinks: bool
+    captured: int
+    kv_item: int
     experts: Experts | None
+    latent: Latent | None
+    state: State | None
+    encoder: Encoder | None
     packed: Packed
 
     @property
     def layers(self) -> int:
         return len(self.windows)
 
-
-class _Config:
-    """Values of a config, which is hostile input."""
-
-    def __init__(self, content: Mapping[str, Any], path: str) -> None:
-        self.content, self.path = content, path
-
-    def whole(self, names: str, otherwise: int | None = None) -> int:
-        """The first of some keys that is a whole number of at least 1.
-
-        Raises:
-            ModelFileError: none is, and nothing stands for it.
-        """
-        for name in names.split():
-            value = self.content.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-                return value
-        if otherwise is not None:
-            return otherwise
-        what = f"{self.path}: a config that does not say its sizes"
-        raise ModelFileError(what, f"It has no {names.split()[0]}.", "Give the config.json of a decoder.", "SM145")
-
-    def switch(self, name: str, otherwise: bool = False) -> bool:
-        value = self.content.get(name)
-        return value if isinstance(value, bool) else otherwise
+    @property
+    def is_unread(self) -> bool:
+        """Whether it has a part of which no reading of an engine is known."""
+        return any((self.encoder, self.latent, self.state, self.sinks, self.learned, not self.gated))
 
 
 def decoder_of(
-    content: Mapping[str, Any], path: str, models: Mapping[str, Mapping[str, Any]], dtype: DType | None, loads_as: str
+    content: Mapping[str, Any], path: str, rules: Mapping[str, Any], dtype: DType | None, loads_as: str
 ) -> Decoder:
     """The decoder that a config describes.
 
     Args:
         content: the config, checked as `frontends.architectures` does.
-        models: what the engine's class of each `model_type` has (rules of the engine).
+        rules: of the engine: `models` and `encoders` say what its class of each `model_type` has.
         dtype: the type that was asked for; None: that of the config, float32 as bfloat16.
         loads_as: the type that the engine packs weights to while it loads them; "": none.
 
     Raises:
         ModelFileError: the engine's class is not covered (SM601), or the config lacks a size (SM145).
     """
-    config = _Config(content, path)
-    kind = str(content["model_type"])[:60]
-    _refuse_others(content, kind, path, models)
-    traits = models[kind]
-    heads = config.whole("num_attention_heads")
-    hidden = config.whole("hidden_size")
-    head = config.whole("head_dim", max(hidden // heads, 1))
-    layers = config.whole("num_hidden_layers")
-    experts = _experts(config, traits, layers)
-    partial = content.get("partial_rotary_factor")
-    turned = partial if isinstance(partial, float) and 0 < partial <= 1 else 1.0
-    bias = config.switch("attention_bias")
+    outer = str(content["model_type"])[:60]
+    sees: Mapping[str, Any] | None = rules["encoders"].get(outer)
+    kind, inner = outer, content
+    if sees is not None and content.get("vision_config"):
+        kind, text = sees["text"], content.get(TEXT)
+        inner = {**content, **text} if isinstance(text, Mapping) else content
+    elif sees is not None and outer not in rules["models"]:
+        kind = sees["text"]
+    _refuse_others(content if kind == outer else {}, kind, path, rules)
+    traits: Mapping[str, Any] = rules["models"][kind]
+    config = Config({**traits.get("defaults", {}), **inner}, path)
+    kinds = inner.get("layers_block_type")
+    layers = config.whole("num_hidden_layers n_layer num_layers", len(kinds) if isinstance(kinds, list) else None)
+    experts = _experts(config, traits)
+    state = _state(config, traits)
+    parts = _parts(config, traits, layers, experts)
+    chosen = dtype if dtype is not None else _dtype({**inner, **content})
+    encoder = encoder_of(content, path, sees, config) if kind != outer and sees is not None else None
+    sizes = _sizes(config, traits, experts)
+    biases = _biases(config, traits)
+    lengths = _lengths(config, traits)
     return Decoder(
-        kind,
-        hidden,
-        config.whole("intermediate_size", experts.width if experts is not None else None),
-        heads,
-        config.whole("num_key_value_heads", heads),
-        head,
-        int(head * turned),
-        config.whole("vocab_size"),
-        _windows(config, traits, layers),
-        *_lengths(config, traits),
-        dtype if dtype is not None else _dtype(content),
-        config.switch("tie_word_embeddings", bool(traits.get("tied"))),
-        bool(content.get("final_logit_softcapping", traits.get("softcap"))),
-        bool(traits.get("qkv_bias")) or bias,
-        bias,
-        config.switch("mlp_bias"),
-        str(traits.get("qk_norm", "")),
-        int(traits.get("norms", 2)),
-        experts,
-        packed_of(content, path, loads_as),
+        kind=outer,
+        parts=parts,
+        windows=_windows(config, traits, layers),
+        dtype=chosen,
+        tied=config.switch("tie_word_embeddings", bool(traits.get("tied"))),
+        softcap=bool(config.content.get("final_logit_softcapping", traits.get("softcap"))),
+        gated=not traits.get("ungated"),
+        qk_norm=_qk_norm(config, traits),
+        norms=_norms(config, traits),
+        sinks=bool(traits.get("sinks")),
+        captured=int(traits.get("captured", 0)),
+        kv_item=kv_item_of(content),
+        experts=experts,
+        latent=_latent(config) if traits.get("latent") else None,
+        state=state,
+        encoder=encoder,
+        packed=packed_of(content, path, loads_as),
+        **sizes,
+        **biases,
+        **lengths,
     )
 
 
-def _refuse_others(content: Mapping[str, Any], kind: str, path: str, models: Mapping[str, Any]) -> None:
+def _sizes(config: Config, traits: Mapping[str, Any], experts: Experts | None) -> dict[str, Any]:
+    heads = config.whole("num_attention_heads n_head")
+    hidden = config.whole("hidden_size n_embd")
+    head = config.whole("head_dim", max(hidden // heads, 1))
+    partial = config.content.get("partial_rotary_factor", traits.get("partial_rotary"))
+    turned = partial if isinstance(partial, float) and 0 < partial <= 1 else 1.0
+    names, otherwise = str(traits.get("width", "intermediate_size")), experts.width if experts is not None else None
+    return {
+        "hidden": hidden,
+        "width": config.whole(names, 4 * hidden if names == "ffn_hidden_size" else otherwise),
+        "heads": heads,
+        "kv_heads": _kv_heads(config, heads),
+        "head": head,
+        "rotary": config.whole("qk_rope_head_dim", int(head * turned)),
+        "vocabulary": config.whole("vocab_size"),
+    }
+
+
+def _kv_heads(config: Config, heads: int) -> int:
+    """Falcon: one for all heads where `multi_query`, unless it is of the new kind."""
+    if config.switch("multi_query") and not config.switch("new_decoder_architecture"):
+        return 1
+    return config.whole("num_key_value_heads num_kv_heads", heads)
+
+
+def _biases(config: Config, traits: Mapping[str, Any]) -> dict[str, Any]:
+    biased = config.switch(
+        "attention_bias", config.switch("bias", config.switch("use_bias", bool(traits.get("biased"))))
+    )
+    return {
+        "qkv_bias": bool(traits.get("qkv_bias")) or biased,
+        "output_bias": bool(traits.get("output_bias", biased)) and not traits.get("no_output_bias"),
+        "mlp_bias": config.switch("mlp_bias", biased and bool(traits.get("ungated"))),
+        "head_bias": config.switch("lm_head_bias", bool(traits.get("head_bias"))),
+        "norm_bias": bool(traits.get("norm_bias")),
+    }
+
+
+def _qk_norm(config: Config, traits: Mapping[str, Any]) -> str:
+    """Some classes have it where the config says so."""
+    named = traits.get("qk_norm_if")
+    return str(traits.get("qk_norm", "")) if named is None or config.switch(named) else ""
+
+
+def _norms(config: Config, traits: Mapping[str, Any]) -> int:
+    """Of a layer: attention and the rest share one where they run side by side."""
+    parallel = config.switch("parallel_attn") and not config.switch("new_decoder_architecture")
+    return 1 if parallel else int(traits.get("norms", 2))
+
+
+def _latent(config: Config) -> Latent:
+    queries = config.whole("q_lora_rank", 0)
+    rank, rotary = config.whole("kv_lora_rank"), config.whole("qk_rope_head_dim")
+    return Latent(rank, rotary, config.whole("qk_nope_head_dim"), config.whole("v_head_dim"), queries)
+
+
+def _state(config: Config, traits: Mapping[str, Any]) -> State | None:
+    if not traits.get("state"):
+        return None
+    return State(
+        config.whole("mamba_n_heads mamba_num_heads"),
+        config.whole("mamba_d_head mamba_head_dim"),
+        config.whole("mamba_d_state ssm_state_size"),
+        config.whole("mamba_n_groups n_groups", 1),
+        config.whole("mamba_d_conv conv_kernel", 4),
+        config.switch("mamba_proj_bias"),
+        config.switch("mamba_conv_bias", config.switch("use_conv_bias", True)),
+        _item_of_state(config, traits),
+    )
+
+
+def _item_of_state(config: Config, traits: Mapping[str, Any]) -> int:
+    """vllm/model_executor/models/config.py, NemotronHForCausalLMConfig: that of the config, else float16."""
+    if not traits.get("alone"):
+        return 0
+    return 4 if config.content.get("mamba_ssm_cache_dtype") == "float32" else 2
+
+
+def _parts(
+    config: Config, traits: Mapping[str, Any], layers: int, experts: Experts | None
+) -> tuple[tuple[str, ...], ...]:
+    """The parts of each layer: attention or state, then one of experts or none."""
+    pattern = config.content.get("hybrid_override_pattern")
+    if traits.get("state") and isinstance(pattern, str) and len(pattern) == layers and set(pattern) <= set(LETTERS):
+        return tuple((LETTERS[letter],) for letter in pattern)
+    words = config.content.get("layers_block_type")
+    if traits.get("alone") and isinstance(words, list) and len(words) == layers:
+        return tuple((WORDS.get(str(word), DENSE),) for word in words)
+    kinds = config.content.get("layer_types")
+    states = traits.get("state") and isinstance(kinds, list) and len(kinds) == layers
+    with_experts = _layers_with_experts(config, layers) if experts is not None else frozenset()
+    listed: Sequence[Any] = kinds if states and isinstance(kinds, list) else [ATTENTION] * layers
+    return tuple(
+        (WORDS.get(str(kind), ATTENTION), EXPERTS if index in with_experts else DENSE)
+        for index, kind in enumerate(listed)
+    )
+
+
+def _refuse_others(content: Mapping[str, Any], kind: str, path: str, rules: Mapping[str, Any]) -> None:
     """Raises:
     ModelFileError: the engine's class of a model is not covered (SM601).
     """
     what = f"{path}: a model whose serving is not covered"
     parts = [name for name in PARTS_OF_OTHERS if content.get(name)]
+    models = [*rules["models"], *rules["encoders"]]
     if parts:
         why = f"It has {', '.join(parts)}: the engine keeps room for an encoder of images or sound, which is not known."
         raise ModelFileError(what, why, "Give the config of its text model alone.", "SM601")
-    if kind not in models:
+    if kind not in rules["models"]:
         why = f"'{kind}' is no decoder whose class in the engine was read: {', '.join(models)}."
         raise ModelFileError(what, why, "--mode generate has the memory of transformers' generate.", "SM601")
 
@@ -168,19 +328,29 @@ def _dtype(content: Mapping[str, Any]) -> DType:
     return dtypes.float16 if word in ("float16", "half") else dtypes.bfloat16
 
 
-def _lengths(config: _Config, traits: Mapping[str, Any]) -> tuple[int, int, tuple[int, ...]]:
-    """The longest sequence, the usual longest one, and rows of tables of positions, as they are scaled.
+def _lengths(config: Config, traits: Mapping[str, Any]) -> dict[str, Any]:
+    """The longest sequence, the usual longest one, and rows of tables of positions."""
+    most = config.whole("max_position_embeddings n_positions")
+    if traits.get("learned"):  # two rows stand before them, OPTLearnedPositionalEmbedding
+        return {"positions": most, "usual": most, "tables": (), "learned": most + int(traits["learned"])}
+    longest, usual, tables = _scaled(config, traits, most)
+    if traits.get("no_rope") or config.content.get("position_embedding_type") == "nope":
+        tables = ()
+    return {"positions": longest, "usual": usual, "tables": tables, "learned": 0}
 
-    Source: vllm/config/model.py, `_get_and_verify_max_len`; layers/rotary_embedding/: yarn_scaling_rope.py,
+
+def _scaled(config: Config, traits: Mapping[str, Any], most: int) -> tuple[int, int, tuple[int, ...]]:
+    """Source: vllm/config/model.py, `_get_and_verify_max_len`; layers/rotary_embedding/: yarn_scaling_rope.py,
     linear_scaling_rope.py, dynamic_ntk_scaling_rope.py, phi3_long_rope_scaled_rope.py.
     """
-    most = config.whole("max_position_embeddings")
     scaling = config.content.get("rope_scaling") or config.content.get("rope_parameters")
     rope: Mapping[str, Any] = scaling if isinstance(scaling, Mapping) else {}
     kind, factor = str(rope.get("rope_type") or rope.get("type") or "default"), rope.get("factor")
-    first = _Config({**config.content, **rope}, config.path).whole("original_max_position_embeddings", most)
+    first = Config({**config.content, **rope}, config.path).whole("original_max_position_embeddings", most)
     if kind in ("longrope", "su"):
         return most, first, (first + most,)
+    if rope.get("mrope_section"):  # mrope.py, MRotaryEmbedding: four times as many, for videos
+        return most, most, (4 * most,)
     if kind not in SCALED or not isinstance(factor, int | float) or not 1 <= factor <= LARGEST_FACTOR:
         return most, most, (most,) * int(traits.get("ropes", 1))
     rows = int((first if kind == "yarn" else most) * factor)
@@ -189,9 +359,11 @@ def _lengths(config: _Config, traits: Mapping[str, Any]) -> tuple[int, int, tupl
     return rows, rows, (rows,)
 
 
-def _windows(config: _Config, traits: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+def _windows(config: Config, traits: Mapping[str, Any], layers: int) -> tuple[int, ...]:
     """Of each layer how many tokens it sees: by the list of the config, else by the engine's class, else all alike."""
     window = config.whole("sliding_window", 0) if config.switch("use_sliding_window", True) else 0
+    if traits.get("no_windows"):
+        return (0,) * layers
     kinds = config.content.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == layers:
         return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
@@ -201,17 +373,35 @@ def _windows(config: _Config, traits: Mapping[str, Any], layers: int) -> tuple[i
     return (window,) * layers
 
 
-def _experts(config: _Config, traits: Mapping[str, Any], layers: int) -> Experts | None:
+def _experts(config: Config, traits: Mapping[str, Any]) -> Experts | None:
     count = config.whole("num_local_experts num_experts n_routed_experts", 0)
     if not count:
         return None
-    every, dense = config.whole("decoder_sparse_step", 1), config.content.get("mlp_only_layers")
-    left_out: Sequence[Any] = dense if isinstance(dense, list) else ()
+    width = config.whole(str(traits.get("expert_width", "moe_intermediate_size intermediate_size")))
+    beside = config.whole("shared_expert_intermediate_size shared_intermediate_size", 0)
+    if traits.get("shared") == "as wide":
+        beside = width
+    elif not beside:
+        each = config.whole("moe_shared_expert_intermediate_size", width)
+        beside = config.whole("n_shared_experts num_shared_experts", 0) * each
     return Experts(
         count,
         min(config.whole("num_experts_per_tok"), count),
-        config.whole("moe_intermediate_size intermediate_size"),
-        config.whole("shared_expert_intermediate_size", 0),
+        width,
+        beside,
         bool(traits.get("shared_gate")),
-        frozenset(index for index in range(layers) if (index + 1) % every == 0 and index not in left_out),
+        bool(traits.get("expert_bias")),
+        bool(traits.get("corrected")) or config.content.get("topk_method") == "noaux_tc",
+    )
+
+
+def _layers_with_experts(config: Config, layers: int) -> frozenset[int]:
+    every = config.whole("decoder_sparse_step interleave_moe_layer_step", 1)
+    frequency, first = config.whole("moe_layer_freq", 1), config.whole("first_k_dense_replace", 0)
+    dense = config.content.get("mlp_only_layers")
+    left_out: Sequence[Any] = dense if isinstance(dense, list) else ()
+    return frozenset(
+        index
+        for index in range(first, layers)
+        if (index + 1) % every == 0 and index % frequency == 0 and index not in left_out
     )

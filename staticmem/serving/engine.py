@@ -14,16 +14,19 @@ from staticmem.serving.cache import Cache, cache_of
 from staticmem.serving.decoder import Decoder
 from staticmem.serving.profile_run import Peaks, Phase, Run, profiled
 from staticmem.serving.rules import Rules
-from staticmem.serving.weights import Share, padded_vocabulary, shares, tensors
+from staticmem.serving.weights import Padding, Share, padded_vocabulary, shares, tensors
 from staticmem.units import GIB, MIB, Band, format_bytes
 
 MEASURED_ON = "sm_90"  # the chip of the readings that the rules' figures are from
 # Bounds as shares of what is expected: of activations by where the peak is (public readings of vLLM 0.19: within 0.5 %
 # in the sampler, whose tensors are all known; within 1 % in the compiled forward, of which three readings are known).
-ACTIVATION = {Phase.SAMPLER: 0.02, Phase.FORWARD: 0.06, Phase.COMPILING: 0.1}
+ACTIVATION = {Phase.SAMPLER: 0.02, Phase.FORWARD: 0.06, Phase.COMPILING: 0.1, Phase.ENCODER: 0.4}
 NOT_COMPILED = 0.25  # of the forward without the compiler, of which no reading is known
 WITH_EXPERTS = 0.08  # one reading
 WEIGHTS = 0.005
+UNREAD = 0.06  # activations of a class of which no reading is known: encoders, state-space layers, latent attention
+UNREAD_WEIGHTS = 0.01
+LATENT_ROWS = 65536  # layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size
 OTHER_VERSION = {"weights": 0.01, "activation": 0.25, "outside": 0.5}
 OTHER_CHIP = 0.4  # of what is not PyTorch's on a card without readings
 # What CUDA shows of a card differs by driver: 79.11 to 79.19 GiB of an H100 (vllm-project/vllm issue 27508, and the
@@ -130,7 +133,8 @@ class Engine:
         """Sizes of CUDA graphs (`_set_cudagraph_sizes`, vllm/config/vllm.py)."""
         if self.asked.eager:
             return ()
-        most = min(2 * self.asked.sequences, self.rules.data["largest_capture"], self.asked.batched)
+        largest = self.decoder.captured or self.rules.data["largest_capture"]
+        most = min(2 * self.asked.sequences, largest, self.asked.batched)
         sizes = {size for size in (1, 2, 4) if size <= most}
         sizes |= set(range(8, min(most + 1, 256), 8)) | set(range(256, most + 1, 16))
         return tuple(sorted(sizes))
@@ -158,7 +162,7 @@ class Engine:
 
     def _stage(self, share: Share) -> Stage:
         decoder, rules, asked = self.decoder, self.rules, self.asked
-        padding = rules.data["vocabulary_padding"]
+        padding = Padding(rules.data["vocabulary_padding"], *rules.padding_of_mxfp4(self.card))
         run = Run(
             asked.batched,
             min(asked.sequences, asked.batched),
@@ -166,10 +170,13 @@ class Engine:
             rules.of_chip("cublas_mib", self.card),
             rules.of_chip("cache_mib", self.card),
             self.card.processors,
-            padded_vocabulary(decoder, padding),
+            padded_vocabulary(decoder, padding.vocabulary),
+            decoder.encoder.images(asked.batched, asked.sequences, asked.length) if decoder.encoder is not None else 0,
+            self._latent_rows(),
         )
         peaks = profiled(decoder, share, [tensor.nbytes for tensor in tensors(decoder, share, padding)], run)
-        weights = _within(peaks.weights, WEIGHTS if rules.was_read else OTHER_VERSION["weights"])
+        known = UNREAD_WEIGHTS if self.decoder.is_unread else WEIGHTS
+        weights = _within(peaks.weights, known if rules.was_read else OTHER_VERSION["weights"])
         low, expected, high = _within(peaks.activation, self._doubt(peaks))
         activation = Band(min(low, int(peaks.compiled_before * (1 - ACTIVATION[Phase.FORWARD]))), expected, high)
         if peaks.phase is not Phase.COMPILING:
@@ -181,12 +188,20 @@ class Engine:
         left = Band(self.requested - taken.high, self.requested - taken.expected, most - taken.low)
         return Stage(share, weights, activation, outside, graphs, left, peaks.phase, self.cache.block_bytes(share))
 
+    def _latent_rows(self) -> int:
+        """`determine_chunked_prefill_workspace_size` of layers/attention/mla_attention.py."""
+        asked, block = self.asked, int(self.rules.data["block_tokens"])
+        wanted = max(8 * asked.length, 4 * asked.sequences * block)
+        return max(min(wanted, LATENT_ROWS), asked.sequences * block)
+
     def _doubt(self, peaks: Peaks) -> float:
         doubt = ACTIVATION[peaks.phase]
         if self.asked.eager and peaks.phase is Phase.FORWARD:
             doubt = NOT_COMPILED
         if self.decoder.experts is not None:
             doubt = max(doubt, WITH_EXPERTS)
+        if self.decoder.is_unread:
+            doubt = max(doubt, UNREAD)
         return doubt if self.rules.was_read else max(doubt, OTHER_VERSION["activation"])
 
     def _on_this_card(self, band: Band) -> Band:

@@ -16,7 +16,8 @@ from enum import Enum
 from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.process import EMPTY_CACHE, RELEASE, Event
 from staticmem.ir.record import record
-from staticmem.serving.decoder import Decoder, Experts
+from staticmem.serving.decoder import EXPERTS, STATE, Decoder, Experts
+from staticmem.serving.encoder import Encoder
 from staticmem.serving.weights import Share, kv_heads_of
 
 SORTED_BELOW = 8  # sequences: ops/topk_topp_sampler.py, apply_top_k_top_p sorts fewer, and has a Triton kernel for more
@@ -26,6 +27,7 @@ FLOAT32, INT64 = 4, 8
 class Phase(Enum):
     """Where the peak is."""
 
+    ENCODER = "the encoder of images"
     COMPILING = "the compilation of its first kernels"
     FORWARD = "the forward"
     SAMPLER = "the sampler"
@@ -34,8 +36,8 @@ class Phase(Enum):
 @record(frozen=True)
 class Run:
     """What decides the run beside the model: tokens and sequences of a batch, whether the model is compiled, bytes of
-    cuBLAS's workspace and of the second level cache of the card, its multiprocessors, and rows of the vocabulary with
-    their padding."""
+    cuBLAS's workspace and of the second level cache of the card, its multiprocessors, rows of the vocabulary with
+    their padding, images of a batch, and rows of the workspace of latent attention."""
 
     tokens: int
     sequences: int
@@ -44,6 +46,8 @@ class Run:
     cache: int
     processors: int
     rows: int
+    images: int = 0
+    latent_rows: int = 0
 
 
 @record(frozen=True)
@@ -89,6 +93,9 @@ def profiled(decoder: Decoder, share: Share, weights: Iterable[int], run: Run) -
     loaded = len(tape.events)
     tape.events.append(Event(-1, EMPTY_CACHE))
     states = run.tokens * decoder.hidden * decoder.dtype.itemsize
+    if share.embeds and decoder.encoder is not None:
+        tape.begin(Phase.ENCODER)
+        _encode(tape, decoder.encoder, run.images, share.ranks, decoder.dtype.itemsize)
     tape.begin(Phase.COMPILING)
     if not share.embeds:  # `intermediate_tensors`, which stay: what the rank before sends, and its residual
         tape.take(states)
@@ -109,6 +116,23 @@ def profiled(decoder: Decoder, share: Share, weights: Iterable[int], run: Run) -
     return Peaks(resident, replay.peak_allocated - resident, phase or Phase.FORWARD, later)
 
 
+def _encode(tape: _Tape, encoder: Encoder, images: int, ranks: int, item: int) -> None:
+    """The largest layer over all images, one operation after the other. What goes in stays until the run ends, as does
+    what comes out (`encoder_cache`)."""
+    rows = images * encoder.patches * item
+    tape.take(rows * encoder.pixels)
+    mask = tape.take(images * encoder.patches * rows) if encoder.masked else None
+    residual, normed = tape.take(rows * encoder.width), tape.take(rows * encoder.width)
+    projected = tape.take(rows * 3 * encoder.width // ranks)
+    turned = [tape.take(rows * encoder.width // ranks) for _ in range(3)]
+    tape.free(projected, *turned)
+    wide = tape.take(rows * (1 + encoder.gated) * encoder.inner // ranks)
+    active = tape.take(rows * encoder.inner // ranks)
+    tape.free(wide, active, normed, *([mask] if mask is not None else []))
+    tape.take(images * encoder.tokens * encoder.output * item)
+    tape.free(residual)
+
+
 def _compile(tape: _Tape, decoder: Decoder, share: Share, run: Run, states: int) -> None:
     """While the first piece is compiled its kernel is tried on tensors like its arguments: the embedding, and the two
     results of lookup and norm. Read from two public readings whose peak this is (a first rank of two, and float32),
@@ -120,22 +144,24 @@ def _compile(tape: _Tape, decoder: Decoder, share: Share, run: Run, states: int)
 def _forward(tape: _Tape, decoder: Decoder, share: Share, run: Run, states: int) -> int:
     """A layer, which all others repeat; the id of its output. Pieces between attentions hold their arguments until they
     end: the result of attention and the residual."""
-    item, tokens, ranks = decoder.dtype.itemsize, run.tokens, share.ranks
-    queries = decoder.heads // ranks * decoder.head
-    keys = kv_heads_of(decoder, ranks) * decoder.head
+    item, tokens = decoder.dtype.itemsize, run.tokens
+    queries, keys = _mixed(decoder, share)
     residual, normed = tape.take(states), tape.take(states)
     tape.take(run.cublas)  # of the handle, which stays
     projected = tape.take(tokens * (queries + 2 * keys) * item)
     tape.free(normed)
     turned = [tape.take(tokens * size * item) for size in (queries, keys)]
     attended = tape.take(tokens * queries * item)
+    if decoder.latent is not None:  # layers/attention/mla_attention.py: what a prefix would take is tried
+        of_head = decoder.heads // share.ranks * (decoder.latent.nope + decoder.latent.value)
+        tape.free(tape.take(run.latent_rows * of_head * item))
     tape.free(projected, *turned)
     after = tape.take(states)
     if not run.compiled:
         tape.free(attended)
     normed = tape.take(states)
     experts = decoder.experts
-    if experts is not None and experts.layers & set(range(share.first, share.last)):
+    if experts is not None and any(EXPERTS in parts for parts in decoder.parts[share.first : share.last]):
         output = _expert_layer(tape, decoder, experts, share, run, states)
         tape.free(normed)
     else:
@@ -146,9 +172,21 @@ def _forward(tape: _Tape, decoder: Decoder, share: Share, run: Run, states: int)
     return output
 
 
+def _mixed(decoder: Decoder, share: Share) -> tuple[int, int]:
+    """Numbers of a token that queries have, and keys, in the widest layer of a rank."""
+    latent, heads = decoder.latent, decoder.heads // share.ranks
+    if latent is not None:
+        return heads * (latent.nope + latent.rotary), heads * (latent.nope + latent.value) // 2
+    queries, keys = heads * decoder.head, kv_heads_of(decoder, share.ranks) * decoder.head
+    if decoder.state is not None and any(STATE in parts for parts in decoder.parts[share.first : share.last]):
+        width, convolved = decoder.state.width // share.ranks, decoder.state.convolved(share.ranks)
+        return max(queries, width), max(keys, convolved // 2)
+    return queries, keys
+
+
 def _gated_layer(tape: _Tape, decoder: Decoder, share: Share, run: Run, states: int, normed: int) -> int:
     width = decoder.width // share.ranks
-    both = tape.take(run.tokens * 2 * width * decoder.dtype.itemsize)
+    both = tape.take(run.tokens * (1 + decoder.gated) * width * decoder.dtype.itemsize)
     tape.free(normed)
     active = tape.take(run.tokens * width * decoder.dtype.itemsize)
     if run.compiled:  # the kernel is timed at its first call: InductorBenchmarker.benchmark_gpu empties the cache
@@ -165,11 +203,12 @@ def _expert_layer(tape: _Tape, decoder: Decoder, experts: Experts, share: Share,
     item, rows, width = decoder.dtype.itemsize, run.tokens * experts.chosen, experts.width // share.ranks
     logits = tape.take(run.tokens * experts.count * item)
     chosen = [tape.take(rows * size) for size in (FLOAT32, FLOAT32)]
-    tape.take(rows * (max(width, decoder.hidden) + max(2 * width, decoder.hidden)) * item)
-    beside = []
+    workspace = tape.take(rows * (max(width, decoder.hidden) + max(2 * width, decoder.hidden)) * item)
+    # gpt_oss_triton_kernels_moe.py, OAITritonMxfp4ExpertsMonolithic: no workspace that stays
+    beside = [workspace] if decoder.packed.experts else []
     if experts.shared:
         shared = experts.shared // share.ranks
-        beside = [tape.take(run.tokens * size * item) for size in (2 * shared, shared, decoder.hidden)]
+        beside += [tape.take(run.tokens * size * item) for size in (2 * shared, shared, decoder.hidden)]
     output = tape.take(states)
     tape.free(logits, *chosen, *beside)
     return output

@@ -41,10 +41,22 @@ class Rules:
         figures = self.data["profile"][name]
         return int(figures.get(card.architecture, figures["other"]) * MIB)
 
+    def padding_of_mxfp4(self, card: Gpu) -> tuple[tuple[int, int], tuple[int, int]]:
+        """What the hidden size and the width of experts are multiples of, as inputs and as outputs."""
+        row = self.data["mxfp4"].get(card.architecture, self.data["mxfp4"]["other"])
+        return tuple(row["hidden"]), tuple(row["width"])
+
     def outside(self, way: str, when: str) -> Band:
         """Bytes that are not PyTorch's: of a rank alone, or of ranks that share layers or have some of them."""
         low, expected, high = (int(gib * GIB) for gib in self.data["outside"][way][when])
         return Band(low, expected, high)
+
+    def file_of(self, kind: str) -> str:
+        """The engine's file of a model's class."""
+        for table in ("encoders", "models"):
+            if kind in self.data[table]:
+                return str(self.data[table][kind]["file"])
+        raise AssertionError("decoder_of refuses others")
 
     def says(self, message: str, **values: object) -> str:
         text: str = self.data["says"][message]

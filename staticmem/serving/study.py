@@ -105,7 +105,7 @@ def served(path: str, request: Request) -> Served:
     _check(request)
     rules = rules_of(request.engine or DEFAULT_ENGINE)
     loads_as = "" if request.load_as == AUTO else request.load_as
-    decoder = decoder_of(_content(path), path, rules.data["models"], precision("dtype", request.dtype), loads_as)
+    decoder = decoder_of(_content(path), path, rules.data, precision("dtype", request.dtype), loads_as)
     return Served(decoder, rules, request)
 
 
@@ -164,11 +164,17 @@ def _asked(request: Request, decoder: Decoder, card: Gpu, rules: Rules) -> Asked
         length,
         sequences,
         batched,
-        decoder.dtype.itemsize if request.kv_dtype == AUTO else 1,
+        (decoder.kv_item or decoder.dtype.itemsize) if request.kv_dtype == AUTO else 1,
         request.enforce_eager,
         ranks if shared else 1,
         1 if shared else ranks,
     )
+
+
+def _kv_type(request: Request, decoder: Decoder) -> str:
+    if request.kv_dtype != AUTO:
+        return request.kv_dtype
+    return "fp8" if decoder.kv_item == 1 else decoder.dtype.name
 
 
 def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
@@ -185,7 +191,7 @@ def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
         asked.length,
         asked.sequences,
         asked.batched,
-        decoder.dtype.name if request.kv_dtype == AUTO else request.kv_dtype,
+        _kv_type(request, decoder),
         request.load_as,
         asked.eager,
     )
@@ -272,7 +278,7 @@ def _changes(engine: Engine) -> Iterator[tuple[str, Engine]]:
 
 def _sources(engine: Engine) -> dict[str, str]:
     """Where each part is from."""
-    version, file = engine.rules.data["read"], engine.rules.data["models"][engine.decoder.kind]["file"]
+    version, file = engine.rules.data["read"], engine.rules.file_of(engine.decoder.kind)
     title = f"{engine.rules.data['title']} {version}"
     return {
         "weights": f"tensors of models/{file} of {title}, in blocks of PyTorch's allocator",
@@ -301,12 +307,15 @@ def _notes(engine: Engine) -> Iterator[tuple[str, str, str]]:
             "--enforce-eager: no reading of an engine without the compiler was at hand, the activations are a forward"
         )
         yield "assumption", "SM604", f"{text} whose layers run one by one"
+    if engine.decoder.is_unread:
+        text = "rules for this kind of model are read from the engine's files, and no reading of one was at hand"
+        yield "assumption", "SM604", text
     if engine.decoder.experts is not None:
         text = "experts run in vLLM's Triton kernels, whose workspaces stay; other kernels have others"
         yield "assumption", "SM604", text
     total = format_bytes(engine.card.usable)
     text = f"the card shows {total} to CUDA, and nothing else runs on it; its driver decides the last 0.1 GiB"
     yield "assumption", "SM604", text
-    yield "assumption", "SM604", "not counted: speculative decoding, LoRA, data and expert parallelism, encoders"
+    yield "assumption", "SM604", "not counted: speculative decoding, LoRA, data and expert parallelism"
     if engine.decoder.dtype is dtypes.float32 and asked.item == dtypes.float32.itemsize:
         yield "assumption", "SM604", "float32 was asked for: by itself the engine takes bfloat16"

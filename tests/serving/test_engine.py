@@ -20,7 +20,7 @@ from staticmem.serving.packing import packed_of
 from staticmem.serving.profile_run import Run, profiled
 from staticmem.serving.report import ServeReport
 from staticmem.serving.rules import rules_of
-from staticmem.serving.weights import shares, tensors
+from staticmem.serving.weights import Padding, shares, tensors
 from staticmem.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
@@ -33,13 +33,13 @@ SMALL: dict[str, Any] = {
 
 
 def decoder(**more: Any) -> Decoder:
-    return decoder_of({**SMALL, **more}, "config.json", rules_of("vllm").data["models"], dtypes.bfloat16, "")
+    return decoder_of({**SMALL, **more}, "config.json", rules_of("vllm").data, dtypes.bfloat16, "")
 
 
 def test_tensors_of_two_ranks_by_hand() -> None:
     """Vocabulary 100 becomes 128, 64 a rank. Of four ranks each has a copy of one of two heads of keys."""
     (half,) = shares(3, 2, 1)
-    sizes = {tensor.module: tensor.nbytes for tensor in tensors(decoder(), half, 64)}
+    sizes = {tensor.module: tensor.nbytes for tensor in tensors(decoder(), half, Padding(64))}
     assert sizes["embed_tokens"] == sizes["lm_head"] == 64 * 64 * 2
     assert sizes["layers.0.self_attn.qkv_proj"] == (4 * 8 + 2 * 1 * 8) * 64 * 2
     assert sizes["layers.0.self_attn.o_proj"] == 64 * 32 * 2
@@ -47,7 +47,7 @@ def test_tensors_of_two_ranks_by_hand() -> None:
     assert sizes["layers.0.self_attn.rotary_emb"] == 128 * 8 * 2
     assert "layers.1.self_attn.rotary_emb" not in sizes
     (quarter,) = shares(3, 4, 1)
-    sizes = {tensor.module: tensor.nbytes for tensor in tensors(decoder(), quarter, 64)}
+    sizes = {tensor.module: tensor.nbytes for tensor in tensors(decoder(), quarter, Padding(64))}
     assert sizes["layers.0.self_attn.qkv_proj"] == (2 * 8 + 2 * 1 * 8) * 64 * 2
 
 
@@ -55,9 +55,9 @@ def test_parameters_are_those_of_the_model() -> None:
     """Llama 3.1 8B has 8,030,261,248 parameters (its card); beside them are a table of positions and four scales of
     each attention."""
     content = json.loads(Path(LLAMA).read_text())
-    whole = decoder_of(content, LLAMA, rules_of("vllm").data["models"], None, "")
+    whole = decoder_of(content, LLAMA, rules_of("vllm").data, None, "")
     (one,) = shares(32, 1, 1)
-    total = sum(tensor.nbytes for tensor in tensors(whole, one, 64))
+    total = sum(tensor.nbytes for tensor in tensors(whole, one, Padding(64)))
     assert total == 2 * 8_030_261_248 + 131072 * 128 * 2 + 32 * 4 * 4
 
 

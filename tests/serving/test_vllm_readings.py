@@ -107,7 +107,7 @@ def started(row: Reading) -> Engine:
     """The engine of a row, on a card of 79.19 GiB; its host limited sequences to 1,024 and steps to 8,192 tokens."""
     rules, dtype = rules_of("vllm@0.19.0"), {"bfloat16": dtypes.bfloat16, "float16": dtypes.float16}
     kind = dtype.get(row.dtype, dtypes.float32)
-    decoder = decoder_of(MODELS[row.model], row.model, rules.data["models"], kind, row.loads_as)
+    decoder = decoder_of(MODELS[row.model], row.model, rules.data, kind, row.loads_as)
     card = replace(find("h100-sxm-80gb"), usable=int(79.19 * GIB))
     tokens, sequences = rules.defaults(card)
     item = 1 if row.kv_dtype else kind.itemsize
