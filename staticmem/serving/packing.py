@@ -125,7 +125,9 @@ def _of_compressed_tensors(packing: Mapping[str, Any]) -> Packed | None:
     block = weights.get("block_structure")
     if strategy == "block" and isinstance(block, list) and block:
         return Packed(bits, _whole(block[0], 128), 4, False, True, ignored, title)
-    scale = 4 if bits == 8 else 1 if floats else 2
+    scale = 4
+    if bits == 4:
+        scale = 1 if floats else 2
     return Packed(bits, group, scale, has_zeros, False, ignored, title)
 
 
