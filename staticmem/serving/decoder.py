@@ -10,7 +10,7 @@ from staticmem.ir import dtypes
 from staticmem.ir.dtypes import DType
 from staticmem.ir.record import record
 from staticmem.serving.config import Config
-from staticmem.serving.encoder import Encoder, encoder_of
+from staticmem.serving.images import Encoder, encoder_of
 from staticmem.serving.packing import Packed, kv_item_of, packed_of
 
 SCALED = ("yarn", "linear", "dynamic")  # kinds of positions whose tables are longer by a factor
@@ -293,9 +293,9 @@ def _parts(
     pattern = config.content.get("hybrid_override_pattern")
     if traits.get("state") and isinstance(pattern, str) and len(pattern) == layers and set(pattern) <= set(LETTERS):
         return tuple((LETTERS[letter],) for letter in pattern)
-    words = config.content.get("layers_block_type")
-    if traits.get("alone") and isinstance(words, list) and len(words) == layers:
-        return tuple((WORDS.get(str(word), DENSE),) for word in words)
+    alone = config.content.get("layers_block_type")
+    if traits.get("alone") and isinstance(alone, list) and len(alone) == layers:
+        return tuple((WORDS.get(str(kind), DENSE),) for kind in alone)
     kinds = config.content.get("layer_types")
     states = traits.get("state") and isinstance(kinds, list) and len(kinds) == layers
     with_experts = _layers_with_experts(config, layers) if experts is not None else frozenset()

@@ -175,8 +175,8 @@ class Engine:
             self._latent_rows(),
         )
         peaks = profiled(decoder, share, [tensor.nbytes for tensor in tensors(decoder, share, padding)], run)
-        known = UNREAD_WEIGHTS if self.decoder.is_unread else WEIGHTS
-        weights = _within(peaks.weights, known if rules.was_read else OTHER_VERSION["weights"])
+        doubt = UNREAD_WEIGHTS if decoder.is_unread else WEIGHTS
+        weights = _within(peaks.weights, doubt if rules.was_read else OTHER_VERSION["weights"])
         low, expected, high = _within(peaks.activation, self._doubt(peaks))
         activation = Band(min(low, int(peaks.compiled_before * (1 - ACTIVATION[Phase.FORWARD]))), expected, high)
         if peaks.phase is not Phase.COMPILING:

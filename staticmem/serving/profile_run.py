@@ -17,7 +17,7 @@ from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.process import EMPTY_CACHE, RELEASE, Event
 from staticmem.ir.record import record
 from staticmem.serving.decoder import EXPERTS, STATE, Decoder, Experts
-from staticmem.serving.encoder import Encoder
+from staticmem.serving.images import Encoder
 from staticmem.serving.weights import Share, kv_heads_of
 
 SORTED_BELOW = 8  # sequences: ops/topk_topp_sampler.py, apply_top_k_top_p sorts fewer, and has a Triton kernel for more
