@@ -24,8 +24,8 @@ SIZES = Formats("serve-sizing", module="staticmem.serving.sizing")
 OF_SIZING = ("global_batch", "max_dim", "no_batches", "date")  # flags of `size`
 
 
-def size(args: argparse.Namespace, asked: Request, cards: Sequence[Gpu], name: str) -> int:
-    """`size --mode serve`. The exit code: 0, also where no card does."""
+def size(args: argparse.Namespace, asked: Request, cards: Sequence[Gpu], name: str, *, named: bool) -> int:
+    """`size --mode serve`; the cards are `named`, or all. The exit code: 0, also where no card does."""
     if asked.mode != SERVE or args.concurrency is None:
         what, why = "--concurrency and --mode serve go together", "They ask how many cards serve so many requests."
         raise UsageError(what, why, "Example: --mode serve --concurrency 64 --max-len 32768", "SM602")
@@ -40,7 +40,8 @@ def size(args: argparse.Namespace, asked: Request, cards: Sequence[Gpu], name: s
 
         prices = prices_of(args.prices, {**gpus.catalog(args.gpus_file), **{card.slug: card for card in cards}})
     request = replace(_of_engine(args, asked), gpu=None)
-    emit(serve_sizing(settings.model_of(args), request, args.concurrency, cards, prices), SIZES[name], args)
+    sizing = serve_sizing(settings.model_of(args), request, args.concurrency, cards, prices, named=named)
+    emit(sizing, SIZES[name], args)
     return 0
 
 

@@ -119,11 +119,12 @@ def size(args: argparse.Namespace) -> int:
     request, config = settings.request(args), settings.settings(args)
     if args.global_batch is not None:
         request = settings.without(args, request, ("batch", "accumulate"), settings.GLOBAL_BATCH)
-    cards = _cards(args, names or (config.gpus if config is not None else ()))
+    names = names or (config.gpus if config is not None else ())
+    cards = _cards(args, names)
     if request.mode == SERVE or args.concurrency is not None:
         from staticmem.cli import serving
 
-        return serving.size(args, request, cards, chosen.name)
+        return serving.size(args, request, cards, chosen.name, named=bool(names))
     prices = {}
     if args.prices is not None:
         from staticmem.studies.prices import prices_of

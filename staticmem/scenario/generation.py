@@ -49,7 +49,7 @@ class GenerationOptions:
         details="Of vLLM; rules of another version than 0.19 were not read, so that its bands are wider",
     )
     utilization: float | None = option(
-        None, SERVING, "fraction", "SHARE", "share of the card that the engine may hold", unset="the engine's: 0.9",
+        None, SERVING, "factor", "SHARE", "share of the card that the engine may hold", unset="the engine's: 0.9",
         example="0.9", details="`gpu_memory_utilization`",
     )
     max_len: int | None = option(

@@ -68,10 +68,12 @@ class Stage:
 
 @record(frozen=True)
 class Refusal:
-    """Why an engine does not start: a key of its messages, and the message."""
+    """Why an engine does not start: a key of its messages, the message, and bytes that are missing: 0 where it refuses
+    what it is asked, before it loads anything."""
 
     key: str
     message: str
+    missing: int = 0
 
 
 class Engine:
@@ -234,21 +236,33 @@ class Engine:
         held: int = getattr(self.at_start, _OTHER_END[at])
         if usable - held < self.requested:
             shown = {"free": format_bytes(usable - held), "total": format_bytes(usable)}
-            yield self._said("not_free", utilization=share, asked=format_bytes(self.requested), **shown)
-        needed = self.cache.blocks_of_request(asked.length, asked.batched)
+            missing = self.requested + held - usable
+            yield self._said("not_free", missing, utilization=share, asked=format_bytes(self.requested), **shown)
         for stage in self.stages:
-            left: int = getattr(stage.left, at)
-            if left <= 0:
-                yield self._said("no_cache")
-            elif needed * stage.block > left:
-                longest = self.cache.longest(left // stage.block, asked.batched, decoder.positions)
-                shown = {"needed": format_bytes(needed * stage.block), "available": format_bytes(left)}
-                yield self._said("too_long", length=asked.length, longest=longest, **shown)
-            if self.requested + getattr(stage.graphs, _OTHER_END[at]) + held > usable:
-                yield self._said("capture")
+            yield from self._of_stage(stage, at, usable - held)
 
-    def _said(self, key: str, **values: object) -> Refusal:
-        return Refusal(key, self.rules.says(key, **values))
+    def _of_stage(self, stage: Stage, at: str, free: int) -> Iterator[Refusal]:
+        """What the memory of a rank refuses; `free` bytes of the card are the engine's to take, whatever it asked."""
+        asked, end, left = self.asked, _OTHER_END[at], int(getattr(stage.left, at))
+        needed = self.cache.blocks_of_request(asked.length, asked.batched)
+        weights, peak = getattr(stage.weights, end), getattr(stage.activation, end) + getattr(stage.outside, end)
+        if weights > free:
+            yield self._said("load", weights - free)
+        elif weights + peak > free:
+            yield self._said("profile", weights + peak - free)
+        elif left <= 0:
+            yield self._said("no_cache", max(-left, 1))
+        elif needed * stage.block > left:
+            longest = self.cache.longest(left // stage.block, asked.batched, self.decoder.positions)
+            shown = {"needed": format_bytes(needed * stage.block), "available": format_bytes(left)}
+            missing = needed * stage.block - left
+            yield self._said("too_long", missing, length=asked.length, longest=longest, **shown)
+        missing = self.requested + getattr(stage.graphs, end) - free
+        if missing > 0:
+            yield self._said("capture", missing)
+
+    def _said(self, key: str, missing: int = 0, **values: object) -> Refusal:
+        return Refusal(key, self.rules.says(key, **values), missing)
 
 
 _OTHER_END = {"low": "high", "expected": "expected", "high": "low"}

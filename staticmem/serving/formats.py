@@ -15,6 +15,7 @@ _TITLES = {
     "non_torch": "outside of PyTorch",
     "kv_cache": "cache of keys and values",
     "cuda_graph": "CUDA graphs, beside that share",
+    "at_start": "held before the engine starts, beside it",
 }
 
 
@@ -34,6 +35,8 @@ def render(report: ServeReport, view: View = PLAIN) -> str:
     rows.append(("at once", f"{scenario.max_seqs:,} requests, {scenario.max_batched_tokens:,} tokens of a step"))
     rows.append(("cache", f"{scenario.kv_dtype}, blocks of {view.size(report.serve.block_bytes)}"))
     text.columns(rows)
+    if not report.serve.starts and not report.serve.missing_bytes:  # nothing is loaded
+        return text.end()
     of_rank = f" of rank {report.serve.rank}, which holds the fewest blocks" if len(report.stages) > 1 else " of a rank"
     text.heading(f"Parts{of_rank if cards > 1 else ''}: {view.size(report.serve.requested_bytes)} of the card")
     text.columns([_part(report, name, view) for name in _TITLES], right=(1,))
@@ -64,7 +67,7 @@ def verdict(report: ServeReport, view: View = PLAIN) -> str:
 def _reasons(report: ServeReport, view: View) -> list[str]:
     serve = report.serve
     if not serve.starts:
-        return []
+        return [f"{view.size(serve.missing_bytes)} are missing."] if serve.missing_bytes else []
     bounds = serve.bands["kv_cache_tokens"]
     reasons = [f"Of tokens it holds at least {bounds.low:,} and at most {bounds.high:,}."]
     if not serve.certain:

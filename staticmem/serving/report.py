@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from staticmem.report.model import Band, NoteInfo
 
 SCHEMA = "staticmem.serve/1"
-PARTS = ("weights", "activation", "non_torch", "cuda_graph", "kv_cache")
+PARTS = ("weights", "activation", "non_torch", "cuda_graph", "at_start", "kv_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,13 @@ class Serve:
 
     `requested_bytes` is the engine's share of the card; `weights_bytes`, `activation_bytes` (what its profile run adds
     at its peak) and `non_torch_bytes` (modules of kernels, and buffers of NCCL) come off it, and `kv_cache_bytes` is
-    left. `cuda_graph_bytes` stand beside that share. `kv_cache_tokens` are blocks times their tokens, and
+    left. Beside that share stand `cuda_graph_bytes`, and `at_start_bytes` that the driver and NCCL hold before the
+    engine looks at the card. `kv_cache_tokens` are blocks times their tokens, and
     `max_concurrency` how many requests of the greatest length those hold, as the engine reports both.
     `peak_at` says where the profile run has its peak. `starts` is false where the engine ends with an error: `message`
-    has it in short, `change` the smallest change with which it starts ("" where none was found). `certain` is true
-    where both ends of the bands say the same. `bands` has bounds in bytes, and of `kv_cache_tokens` in tokens.
+    has it in short, `missing_bytes` what it lacks (0 where it refuses what it is asked), `change` the smallest change
+    with which it starts ("" where none was found). `certain` is true where both ends of the bands say the same. `bands`
+    has bounds in bytes, and of `kv_cache_tokens` in tokens.
     """
 
     rank: int
@@ -63,6 +65,7 @@ class Serve:
     activation_bytes: int
     non_torch_bytes: int
     cuda_graph_bytes: int
+    at_start_bytes: int
     kv_cache_bytes: int
     kv_cache_blocks: int
     kv_cache_tokens: int
@@ -72,6 +75,7 @@ class Serve:
     starts: bool
     certain: bool
     message: str
+    missing_bytes: int
     change: str
     largest_max_len: int
     largest_max_seqs: int

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from staticmem.devices.gpus import Gpu
 from staticmem.errors import UsageError
@@ -17,20 +16,22 @@ from staticmem.serving.engine import Engine
 from staticmem.serving.study import MOST_RANKS, Served, is_covered, served
 
 SCHEMA = "staticmem.serve-sizing/1"
-SHARED = "tp"  # how ranks share a model where nothing else is asked
+WAYS = ("tp", "pp")
 
 
 @dataclass(frozen=True, slots=True)
 class ServeCard:
-    """A card, and the fewest of it that serve what was asked; null where eight do not. `certain` is false where the low
-    end of the band holds fewer requests. `concurrency` and `kv_cache_tokens` are of these cards, of all of them where
-    they do not do. `price` is that of one card, as the user has it; `why` says why the cards do not do.
+    """A card, and the fewest of it that serve what was asked; null where eight do not. `parallel` is how they share the
+    model ("": one card). `certain` is false where the low end of the band holds fewer requests. `concurrency` and
+    `kv_cache_tokens` are of these cards, of eight where they do not do, and 0 where the engine does not start. `price`
+    is that of one card, as the user has it; `why` says why the cards do not do.
     """
 
     slug: str
     name: str
     usable_bytes: int
     devices: int | None
+    parallel: str
     certain: bool
     concurrency: float
     kv_cache_tokens: int
@@ -53,16 +54,16 @@ class ServeSizing:
 
 
 def serve_sizing(
-    path: str, request: Request, concurrency: int, cards: Sequence[Gpu], prices: Mapping[str, Price]
+    path: str, request: Request, concurrency: int, cards: Sequence[Gpu], prices: Mapping[str, Price], *, named: bool
 ) -> ServeSizing:
-    """The fewest cards of each kind that serve `concurrency` requests of `--max-len` at once.
+    """The fewest cards of each kind that serve `concurrency` requests of `--max-len` at once. Cards that the user has
+    `named` have a row though the engine's rules are not for them.
 
     Raises:
         UsageError: no card is covered; and as `serving.study.serve_report`.
         ModelFileError: the model is not covered.
     """
-    covered = [card for card in cards if is_covered(card)]
-    if not covered:
+    if not any(map(is_covered, cards)):
         raise UsageError(
             "no GPU is left", "Covered are cards of NVIDIA from Volta on.", "See 'staticmem gpus'.", "SM183"
         )
@@ -70,8 +71,14 @@ def serve_sizing(
         why = f"The engine runs {request.max_seqs:,} requests at once at most."
         what = f"--max-seqs {request.max_seqs} with --concurrency {concurrency}"
         raise UsageError(what, why, "Leave --max-seqs out.", "SM602")
+    if request.max_batched_tokens is not None and request.max_batched_tokens < concurrency:
+        what = f"--max-batched-tokens {request.max_batched_tokens} with --concurrency {concurrency}"
+        raise UsageError(what, "Each request has a token of a step.", "Leave --max-batched-tokens out.", "SM602")
     asked = served(path, request)
-    rows = [_row(asked, card, concurrency, prices.get(card.slug)) for card in covered]
+    if (request.max_len or 0) > asked.decoder.positions:
+        what = f"--max-len {request.max_len}: the model has {asked.decoder.positions:,} positions"
+        raise UsageError(what, "The engine refuses longer requests.", "Give a smaller --max-len.", "SM602")
+    rows = [_row(asked, card, concurrency, prices.get(card.slug)) for card in cards if is_covered(card) or named]
     rows.sort(key=_worth)
     length = request.max_len or asked.decoder.usual
     title, version = asked.rules.data["title"], asked.rules.version
@@ -81,31 +88,37 @@ def serve_sizing(
 
 
 def _row(asked: Served, card: Gpu, concurrency: int, price: Price | None) -> ServeCard:
-    counts = [asked.request.devices] if asked.request.devices else [1, 2, 4, MOST_RANKS]
-    why, engine = "", None
-    for count in counts:
-        options: dict[str, Any] = {"devices": count, "parallel": asked.request.parallel or SHARED} if count > 1 else {}
-        engine = asked.on(card, **options)
+    if not is_covered(card):
+        why = "The engine's rules are not for it."
+        return ServeCard(card.slug, card.name, card.usable, None, "", False, 0.0, 0, price, why)
+    why, tokens, held = "", 0, 0.0
+    for count, parallel in _ways(asked.request):
+        engine = asked.on(card, **({"devices": count, "parallel": parallel} if parallel else {}))
         if engine.asked.sequences < concurrency:
-            engine = engine.asking(sequences=concurrency)
+            engine = engine.asking(sequences=concurrency, batched=max(engine.asked.batched, concurrency))
         refusal = engine.refusal()
-        if refusal is None and engine.concurrency >= concurrency:
+        if refusal is not None:
+            why = refusal.message if not held else why
+            continue
+        tokens, held = engine.tokens.expected, round(engine.concurrency, 2)
+        why = f"{held:,.2f} requests at once, with {count} cards"
+        if held >= concurrency:
             certain = engine.refusal("low") is None and _requests(engine, "low") >= concurrency
-            return _card(engine, count, certain, price, "")
-        why = refusal.message if refusal is not None else f"{engine.concurrency:,.2f} requests at once"
-    assert engine is not None
-    return _card(engine, None, False, price, why)
+            return ServeCard(card.slug, card.name, card.usable, count, parallel, certain, held, tokens, price, "")
+    return ServeCard(card.slug, card.name, card.usable, None, "", False, held, tokens, price, why)
+
+
+def _ways(request: Request) -> Iterator[tuple[int, str]]:
+    """Numbers of cards and how they share a model: where none is asked for by layers, then by stages."""
+    for count in [request.devices] if request.devices else [1, 2, 4, MOST_RANKS]:
+        if count == 1:
+            yield count, ""
+        else:
+            yield from ((count, way) for way in ([request.parallel] if request.parallel else WAYS))
 
 
 def _requests(engine: Engine, end: str) -> float:
     return engine.cache.concurrency(getattr(engine.blocks, end), engine.asked.length, engine.asked.batched)
-
-
-def _card(engine: Engine, count: int | None, certain: bool, price: Price | None, why: str) -> ServeCard:
-    card, tokens = engine.card, engine.tokens.expected
-    return ServeCard(
-        card.slug, card.name, card.usable, count, certain, round(engine.concurrency, 2), tokens, price, why
-    )
 
 
 def _worth(row: ServeCard) -> tuple[bool, float, int, int, str]:
@@ -121,9 +134,10 @@ def _recommended(rows: Sequence[ServeCard], concurrency: int, length: int) -> st
     if best.devices is None:
         return f"No {MOST_RANKS} cards of a kind serve {what}."
     cards = with_article(best.name) if best.devices == 1 else f"{best.devices} x {best.name}"
+    how = f" (--parallel {best.parallel} --devices {best.devices})" if best.parallel else ""
     sure = "" if best.certain else " at the middle of its band, which its low end does not reach"
     verb = "serves" if best.devices == 1 else "serve"
-    return f"{cards[0].upper()}{cards[1:]} {verb} {what}{sure}."
+    return f"{cards[0].upper()}{cards[1:]} {verb} {what}{sure}{how}."
 
 
 def render(sizing: ServeSizing, view: View = PLAIN) -> str:
@@ -138,13 +152,15 @@ def render(sizing: ServeSizing, view: View = PLAIN) -> str:
     priced = any(row.price is not None for row in sizing.cards)
     heads = ["GPU", "usable", "cards", "at once", "tokens", *["price"] * priced, ""]
     text.columns([heads, *(_cells(row, priced, view) for row in sizing.cards)], right=range(1, 5 + priced))
+    text.wrap(f"cards: the fewest of 1, 2, 4 and {MOST_RANKS}; at once, tokens: what the cache of these holds.")
     return text.end()
 
 
 def _cells(row: ServeCard, priced: bool, view: View) -> list[str]:
     count = "-" if row.devices is None else str(row.devices)
     note = row.why if row.certain or row.devices is None else "not at the low end of its band"
-    cells = [row.name, view.size(row.usable_bytes), count, f"{row.concurrency:,.2f}", f"{row.kv_cache_tokens:,}"]
+    holds = [f"{row.concurrency:,.2f}", f"{row.kv_cache_tokens:,}"] if row.kv_cache_tokens else ["-", "-"]
+    cells = [row.name, view.size(row.usable_bytes), count, *holds]
     return [*cells, *[_price(row)] * priced, note]
 
 

@@ -29,7 +29,7 @@ from staticmem.units import format_bytes
 DEFAULT_ENGINE = "vllm"
 AUTO = "auto"
 # options of a request that an engine has; all others are of a step of PyTorch
-TAKEN = ("mode", "gpu", "gpus_file", "dtype", "parallel", "devices", "top")
+TAKEN = ("mode", "gpu", "gpus_file", "dtype", "parallel", "devices")
 MOST_RANKS = 8  # of one machine
 TOO_OLD = ("sm_60", "sm_61")  # CMakeLists.txt of vLLM, CUDA_SUPPORTED_ARCHS
 
@@ -137,6 +137,8 @@ def _content(path: str) -> dict[str, Any]:
     """The config of a model, as it is written: how weights are packed is read from it."""
     architecture = architecture_of(path)
     if architecture is None or architecture.package != "transformers":
+        if not os.path.exists(path):
+            raise ModelFileError(f"{path} does not exist", "There is no such file.", "Check the path.", "SM145")
         what, why = f"{path} is no config of a model", "An engine builds a model from its config, and reads no graph."
         raise ModelFileError(what, why, "Give a config.json, a folder that has one, or hf:OWNER/NAME.", "SM601")
     if architecture.options:
@@ -223,7 +225,7 @@ def _serve(engine: Engine) -> report.Serve:
     stage, refusal = engine.fewest, engine.refusal()
     ends = {engine.refusal("low") is None, engine.refusal("high") is None}
     left = Bounds(*(max(nbytes, 0) for nbytes in stage.left))
-    bands = (stage.weights, stage.activation, stage.outside, stage.graphs, left, engine.tokens)
+    bands = (stage.weights, stage.activation, stage.outside, stage.graphs, engine.at_start, left, engine.tokens)
     parts = zip((*report.PARTS, "kv_cache_tokens"), bands, strict=True)
     return report.Serve(
         engine.stages.index(stage) * engine.asked.tensor,
@@ -232,6 +234,7 @@ def _serve(engine: Engine) -> report.Serve:
         stage.activation.expected,
         stage.outside.expected,
         stage.graphs.expected,
+        engine.at_start.expected,
         left.expected,
         engine.blocks.expected,
         engine.tokens.expected,
@@ -241,6 +244,7 @@ def _serve(engine: Engine) -> report.Serve:
         refusal is None,
         len(ends) == 1,
         refusal.message if refusal is not None else "",
+        refusal.missing if refusal is not None else 0,
         _change(engine) if refusal is not None else "",
         engine.largest_length(),
         engine.largest_sequences(),
@@ -270,10 +274,12 @@ def _changes(engine: Engine) -> Iterator[tuple[str, Engine]]:
     share = int(100 * free / engine.card.usable) / 100
     if 0 < share < 1:
         yield f"--utilization {share:g}", engine.asking(utilization=share)
-    ranks = 2 * asked.tensor
-    while asked.pipeline == 1 and ranks <= MOST_RANKS:
-        yield f"--parallel tp --devices {ranks}", engine.asking(tensor=ranks)
-        ranks *= 2
+    for ranks in (2, 4, MOST_RANKS):
+        if asked.pipeline == 1 and (ranks > asked.tensor or engine.decoder.heads % asked.tensor):
+            yield f"--parallel tp --devices {ranks}", engine.asking(tensor=ranks)
+    for ranks in (2, 4, MOST_RANKS):
+        if asked.tensor == 1 and asked.pipeline < ranks <= engine.decoder.layers:
+            yield f"--parallel pp --devices {ranks}", engine.asking(pipeline=ranks)
 
 
 def _sources(engine: Engine) -> dict[str, str]:

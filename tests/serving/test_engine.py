@@ -11,6 +11,7 @@ import pytest
 
 import staticmem
 from staticmem.cli.main import main
+from staticmem.devices.gpus import find
 from staticmem.errors import ModelFileError, StaticmemError, UsageError
 from staticmem.ir import dtypes
 from staticmem.report.schema import schema
@@ -180,7 +181,10 @@ def test_the_most_sequences_that_start() -> None:
         ({"max_len": 200000}, "greater than the derived max_model_len (131072)"),
         ({"max_seqs": 64, "max_batched_tokens": 32}, "must be greater than or equal to max_num_seqs (64)"),
         ({"utilization": 0.999}, "is less than desired GPU memory utilization"),
-        ({"gpu": "16GB"}, "No available memory for the cache blocks"),
+        ({"gpu": "12GB"}, "while weights are loaded"),
+        ({"gpu": "16GB"}, "in the profile run"),
+        ({"gpu": "20GB", "utilization": 0.8}, "No available memory for the cache blocks"),
+        ({"parallel": "tp", "devices": 2, "utilization": 0.98}, "while graphs are captured"),
         ({"parallel": "tp", "devices": 3}, "must be divisible by tensor parallel size (3)"),
     ],
 )
@@ -188,6 +192,23 @@ def test_an_engine_that_ends_says_why(options: dict[str, Any], said: str) -> Non
     report = serve(**{"max_len": 8192, **options})
     assert not report.serve.starts
     assert said in report.serve.message
+
+
+def test_what_is_missing_by_the_parts() -> None:
+    """Beside the engine's share stand CUDA graphs and what NCCL holds: together they are more than the card."""
+    report = serve(max_len=8192, parallel="tp", devices=2, utilization=0.98)
+    one, card = report.serve, find("h100-sxm-80gb").usable
+    assert one.requested_bytes + one.cuda_graph_bytes + one.at_start_bytes - card == one.missing_bytes > 0
+    small = serve(gpu="12GB").serve
+    assert small.missing_bytes == small.weights_bytes + small.at_start_bytes - find("12GB").usable
+    assert serve(max_len=200000).serve.missing_bytes == 0  # refused before anything is loaded
+    assert serve(max_len=8192).serve.missing_bytes == 0
+    length = serve(gpu="l4", max_len=131072).serve
+    assert length.missing_bytes == 131072 // 16 * length.block_bytes - length.kv_cache_bytes
+
+
+def test_ranks_that_divide_the_heads() -> None:
+    assert serve(max_len=8192, parallel="tp", devices=3).serve.change == "--parallel tp --devices 2"
 
 
 def test_another_version_and_another_card_are_less_certain() -> None:
@@ -213,6 +234,8 @@ def test_another_version_and_another_card_are_less_certain() -> None:
         ({"gpu": "mi300x"}, "SM602"),
         ({"gpu": "p100-pcie-16gb"}, "SM602"),
         ({"gpu": "t4", "dtype": "bf16"}, "SM602"),
+        ({"utilization": 2}, "SM602"),
+        ({"top": 3}, "SM602"),
     ],
 )
 def test_what_an_engine_does_not_have_is_refused(options: dict[str, Any], code: str) -> None:
@@ -265,15 +288,40 @@ def test_the_fewest_cards_for_a_concurrency(capsys: pytest.CaptureFixture[str], 
     assert list(sizing) == list(schema("serve-sizing")["properties"])
     rows = {row["slug"]: row for row in sizing["cards"]}
     assert rows["l4"]["devices"] is None
-    assert [row["slug"] for row in sizing["cards"]] == ["h200", "h100-sxm-80gb", "l4"]
+    assert [row["slug"] for row in sizing["cards"]] == ["h100-sxm-80gb", "h200", "l4"]
     for slug in ("h100-sxm-80gb", "h200"):
         count = rows[slug]["devices"]
-        both = [serve(gpu=slug, max_len=32768, parallel="tp", devices=n).serve for n in (count // 2, count)]
-        assert both[0].max_concurrency < 64 <= both[1].max_concurrency == rows[slug]["concurrency"]
+        enough = serve(gpu=slug, max_len=32768, parallel=rows[slug]["parallel"], devices=count).serve
+        assert 64 <= enough.max_concurrency == rows[slug]["concurrency"]
+        for way in ("tp", "pp"):
+            assert serve(gpu=slug, max_len=32768, parallel=way, devices=count // 2).serve.max_concurrency < 64
     prices = tmp_path / "prices.yaml"
     prices.write_text("version: 1\ncurrency: EUR\nprices:\n  h100-sxm-80gb: {hour: 0.9}\n  h200: {hour: 2}\n")
     assert main([*words, *cards, "--prices", str(prices)]) == 0
-    assert json.loads(capsys.readouterr().out)["recommendation"].startswith("8 x H100 SXM 80 GB serve 64 requests")
+    assert json.loads(capsys.readouterr().out)["recommendation"].startswith("4 x H100 SXM 80 GB serve 64 requests")
+
+
+def test_cards_that_do_not_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """A card that was named has its reason; an engine that does not start holds nothing; what asks for too much says
+    so in words that were given."""
+    words = ["size", LLAMA, "--mode", "serve", "--gpu", "l4", "--gpu", "mi300x", "-f", "json"]
+    assert main([*words, "--concurrency", "100000", "--max-len", "4096"]) == 0
+    rows = json.loads(capsys.readouterr().out)["cards"]
+    assert [(row["devices"], row["kv_cache_tokens"], row["concurrency"]) for row in rows] == [(None, 0, 0.0)] * 2
+    assert "max_num_seqs" not in rows[0]["why"]
+    for flags in (["--max-len", "500000"], ["--max-seqs", "8"], ["--max-batched-tokens", "8"]):
+        assert main([*words, "--concurrency", "64", *flags]) == 2
+        assert f"{flags[0]} {flags[1]}" in capsys.readouterr().err
+
+
+def test_stages_where_heads_do_not_divide(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of 28 heads eight ranks have no equal parts: they have some of the layers each."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**json.loads(Path(LLAMA).read_text()), "num_attention_heads": 28, "head_dim": 128}))
+    words = ["size", str(config), "--mode", "serve", "--max-len", "32768", "--gpu", "l4", "-f", "json"]
+    assert main([*words, "--concurrency", "16"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["cards"]
+    assert (row["devices"], row["parallel"]) == (8, "pp")
 
 
 def test_concurrency_and_the_mode_go_together(capsys: pytest.CaptureFixture[str]) -> None:
