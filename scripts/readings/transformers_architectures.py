@@ -13,6 +13,8 @@ import json
 import multiprocessing
 import os
 import re
+import resource
+import signal
 import sys
 import tempfile
 import time
@@ -26,7 +28,8 @@ CAUSAL_LM IMAGE_TEXT_TO_TEXT MULTIMODAL_LM SEQ_TO_SEQ_CAUSAL_LM SPEECH_SEQ_2_SEQ
 VIDEO_CLASSIFICATION AUDIO_CLASSIFICATION CTC OBJECT_DETECTION UNIVERSAL_SEGMENTATION SEMANTIC_SEGMENTATION
 """.split()
 LAYERS = re.compile(r"(?!num_(feat_extract|conv))(num_.*layers?|n_layers?|.*_layers|num_.*blocks|depth)$")
-TIMEOUT = 90.0  # seconds of one architecture
+CPU_SECONDS = 120  # of one architecture: a busy machine takes longer, with the same answer
+TIMEOUT = 1200.0  # seconds of one architecture that waits
 LAYERS_KEPT = 2
 NOT_BUILT = "its default config builds no model:"  # which is no model that somebody has
 STAGES = ("out_features", "out_indices", "_out_features", "_out_indices")
@@ -130,6 +133,7 @@ def said(error: BaseException) -> str:
 
 
 def _in_process(kind: str, name: str, pipe: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         pipe.send(tried(kind, name))
 
@@ -147,7 +151,9 @@ def tried_apart(kind: str, name: str) -> dict[str, str]:
             return here.recv()  # type: ignore[no-any-return]
         reason = f"longer than {TIMEOUT:.0f} seconds"
     except EOFError:
-        reason = "its process ended"
+        process.join()
+        late = process.exitcode == -signal.SIGXCPU
+        reason = f"longer than {CPU_SECONDS} seconds of CPU" if late else "its process ended"
     finally:
         process.kill()
         process.join()
