@@ -21,15 +21,18 @@ DEFAULT = Path(__file__).parent / "profiles" / "pytorch.yaml"
 DEFAULT_TORCH = REFERENCE_TORCH.rpartition(".")[0]
 
 
-# What a communicator of NCCL takes on each device: its channels' buffers, beside PyTorch's allocator.
-# It depends on the links, the number of channels and of peers, and on the version; nothing here was measured. One
-# communicator is counted, as data parallelism needs it.
+# By the number of communicators of NCCL, what they take on each device: buffers of channels, beside PyTorch's own.
+# It depends on the links, the number of channels and of peers, and on the version; nothing here was measured. Each
+# group that a rank talks in has one: that of its data, and that of replicas, of experts, or of a sequence beside it.
 #
 # low: 484 MiB of a process with a communicator on an RTX 3090 over PCIe (github.com/NVIDIA/nccl/pull/2366), less the
 #   256 MiB of its context (profiles/pytorch.yaml).
 # expected: 688 MB a communicator of three or four A100 over NVLink, 544 MB of two (github.com/NVIDIA/nccl/issues/964).
 # high: "about 1.6GB" with one communicator (github.com/NVIDIA/nccl/issues/864).
-NCCL = Band(228 * MIB, 688 * MIB, 1638 * MIB)
+_ONE = Band(228 * MIB, 688 * MIB, 1638 * MIB)
+_TWO = _ONE.plus(_ONE)
+NCCL = NOTHING, _ONE, _TWO, _TWO.plus(_ONE), _TWO.plus(_TWO)
+
 
 # CUDA modules. With lazy loading a kernel is loaded when it is first used. With eager loading the context loads every
 # kernel that libtorch_cuda and the libraries it is linked with have for the architecture, before the first tensor.

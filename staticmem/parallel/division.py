@@ -42,8 +42,8 @@ class Strategy:
     fp16 has master weights and optimizer state in float32. FSDP2's MixedPrecisionPolicy leaves shards and their state
     in the types that the model has: `model` is the type that it was cast to as a whole, `adapters` that of adapters
     beside its layers (None: as the file has it). `micro_batches` is for pipelines; None: as many as keep every stage
-    busy. `expert_ranks` share the experts of each layer, of which the step that is split has the share of one; that of
-    `context` has a part of the sequence.
+    busy. `replicas` groups of the devices have the whole model each. `expert_ranks` share the experts of each layer, of
+    which the step that is split has the share of one; that of `context` has a part of the sequence.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Strategy:
     micro_batches: int | None = None
     bucket_view: bool = False
     expert_ranks: int = 1
+    replicas: int = 1
     context: ContextShare | None = None
     zero: ZeroConfig = DEFAULTS
     model: DType | None = None
@@ -94,6 +95,7 @@ class Traffic:
         reduced: bytes of all gradients as they are summed.
         updated: bytes of the trained parameters as a forward takes them.
         micro_batches: forwards of a step.
+        replicas: groups of the devices that have the whole model each.
     """
 
     devices: int
@@ -101,6 +103,7 @@ class Traffic:
     reduced: int
     updated: int
     micro_batches: int
+    replicas: int = 1
 
     @property
     def share(self) -> float:

@@ -47,6 +47,7 @@ def strategy_of(request: Request) -> Strategy:
         mixed,
         micro_batches,
         expert_ranks=experts,
+        replicas=request.replicas or 1,
         model=dtypes.parse(request.dtype) if request.dtype is not None else None,
         adapters=adapters,
     )
@@ -65,7 +66,7 @@ def on_one_device(request: Request, worst: bool = False) -> Request:
     """The request of the step that the strategy splits: a rank computes in 16 bit where the strategy casts, the model
     is within DDP, a pipeline's step is one micro-batch, and experts are those of one rank. Ranks that run
     parts of a model have no loss of its own. `worst`: at the worst load of experts."""
-    one = replace(request, parallel=None, devices=None, expert_parallel=None)
+    one = replace(request, parallel=None, devices=None, expert_parallel=None, replicas=None)
     if request.expert_parallel is not None and request.expert_parallel > 1:
         one = replace(one, experts=ExpertShare(request.expert_parallel, worst))
     if _mixed_precision(request):
@@ -115,7 +116,7 @@ def _divide_sequence(result: StepResult, strategy: Strategy) -> StepResult:
 
 
 def sent_bytes(
-    strategy: str | None, devices: int, gathered: int, reduced: int, updated: int, micro_batches: int
+    strategy: str | None, devices: int, gathered: int, reduced: int, updated: int, micro_batches: int, replicas: int = 1
 ) -> int:
     """Bytes from one rank in a step of the optimizer; the arguments are those of `Traffic`.
 
@@ -124,5 +125,5 @@ def sent_bytes(
     """
     if strategy is None or devices == 1:
         return 0
-    traffic = Traffic(devices, gathered, reduced, updated, micro_batches)
+    traffic = Traffic(devices, gathered, reduced, updated, micro_batches, replicas)
     return round(division_of(strategy).sent_bytes(strategy, traffic))

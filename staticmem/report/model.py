@@ -78,6 +78,7 @@ class ScenarioInfo:
     compile_mode: str = "default"
     expert_parallel: int | None = None
     context_parallel: int | None = None
+    replicas: int | None = None
 
 
 @guarded(frozen=True, slots=True)

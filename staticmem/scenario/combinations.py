@@ -152,6 +152,8 @@ DIVIDING = _strategies(lambda facts: not facts.keeps_whole)
 RUNS_PARTS = _strategies(lambda facts: facts.runs_parts)
 EXPERTS = side("expert_parallel", "--expert-parallel {expert_parallel}")
 EXPERT_RANKS = side("expert_parallel", "--expert-parallel {expert_parallel}", _several)
+REPLICAS = side("replicas", "--replicas {replicas}")
+REPLICAS_OF_SHARDS = side("replicas", "--replicas {replicas}", _several)
 CONTEXT = side("context_parallel", "--context-parallel {context_parallel}")
 CONTEXT_RANKS = side("context_parallel", "--context-parallel {context_parallel}", _several)
 GLOBAL_BATCH, MAX_DIM = side("global_batch"), side("max_dim")
@@ -202,6 +204,21 @@ STEPS: Table = {
     ): (f"{_GROUPS} the experts of all layers.", _DIVISOR),
     Combination(EXPERT_RANKS, (COMPILE, LORA, QUANTIZE, CLIP), "SM109"): (
         "What it does to experts on several ranks is not covered.",
+        "Leave {other} out.",
+    ),
+    Combination(REPLICAS, without(_strategies(lambda facts: facts.shards_modules, "--parallel fsdp")), "SM244"): (
+        "Groups of ranks that have the whole model each shard it by FSDP2.",
+        "Example: --parallel fsdp --devices 8 --replicas {replicas}",
+    ),
+    Combination(
+        REPLICAS,
+        DEVICES,
+        "SM244",
+        _NOT_DIVIDING,
+        when=(_NO_MULTIPLE, lambda given: given["devices"] % given["replicas"] != 0),
+    ): (f"{_GROUPS} the parameters of the model.", _DIVISOR),
+    Combination(REPLICAS_OF_SHARDS, (EXPERTS, CONTEXT), "SM244"): (
+        "What they do together is not covered.",
         "Leave {other} out.",
     ),
     Combination(side("rotate_method"), without(side("context_parallel")), "SM243"): (
@@ -419,6 +436,10 @@ SIZE: Table = {
     Combination(GLOBAL_BATCH, without(TRAINING), "SM135", "{one} without {other}"): (
         "It is the samples of a step of the optimizer.",
         "Name an optimizer: --optimizer adamw",
+    ),
+    Combination(REPLICAS, without(DEVICES), "SM244", "size {one} needs --devices"): (
+        "The fewest devices are looked for where they are one group.",
+        "Add --devices 8, or leave {one} out.",
     ),
     Combination(
         CONTEXT, PARALLEL, "SM243", "size {other} with --context-parallel needs --devices", (without(DEVICES),)

@@ -154,6 +154,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("parallel", "fsdp fsdp2 ddp zero zero-stage deepspeed tp tensor-parallel pp strategy"),
     ("context_parallel", "cp sequence-parallel ring"),
     ("expert_parallel", "ep"),
+    ("replicas", "hsdp hybrid-shard replicate dp-replicate dp-replicate-size data-parallel-replicate-degree"),
     ("quantize", "4bit 8bit load-in-4bit load-in-8bit int8 quant quantization bits"),
     ("lora", "peft adapter adapters rank lora-r qlora"),
     ("gpu", "card device gpu-memory vram memory-limit"),

@@ -255,9 +255,11 @@ class Request(
         return f"{text}; before PyTorch 2.0 that, and --optimizer-impl for-loop, are the defaults"
 
     @property
-    def on_ranks(self) -> bool:
-        """Whether the step is one rank's of several."""
-        return self.parallel is not None or (self.context_parallel or 1) > 1
+    def communicators(self) -> int:
+        """Groups of devices that a rank talks in: that of its data, and those of further dimensions of the mesh. One
+        device has none."""
+        mesh = ((self.replicas or 1) > 1, (self.expert_parallel or 1) > 1, (self.context_parallel or 1) > 1)
+        return sum(mesh, start=int(self.parallel is not None))
 
     def _choice(self, name: str) -> Any:
         """The value of an option with choices, in lower case."""
@@ -272,8 +274,8 @@ _ORDER = (
     "inplace_activations method checkpoint checkpoint_every checkpoint_save checkpoint_segments checkpoint_sequential "
     "accumulate freeze weight_decay nesterov dampening amsgrad centered offload_optimizer offload_activations "
     "inplace_abn let_go grad_scaler set_to_none zero_grad clip_grad_norm input_grad retain_graph compile_optimizer "
-    "activation_memory_budget backward outputs float32_outputs parallel devices expert_parallel context_parallel "
-    "rotate_method"
+    "activation_memory_budget backward outputs float32_outputs parallel devices replicas expert_parallel "
+    "context_parallel rotate_method"
 )
 OPTIONS = declared(Request, tuple(_ORDER.split()))
 FIELDS = tuple(OPTIONS)

@@ -174,6 +174,10 @@ class RankOptions:
         needs="", details="The batch is that of one rank ([parallel](parallel.md))",
     )
     devices: int | None = option(None, LEVERS, "whole", "N", "how many GPUs share the work", example="8", needs=RANKS)
+    replicas: int | None = option(
+        None, LEVERS, "whole", "N", "groups that have the whole model each (hybrid sharding), with --parallel fsdp",
+        example="2", needs="", details="It divides `devices` ([parallel](parallel.md#hybrid-sharding))",
+    )
     expert_parallel: int | None = option(
         None, LEVERS, "whole", "N", "ranks that share the routed experts of each layer, with --parallel fsdp",
         example="4", needs="",
@@ -194,8 +198,12 @@ class RankOptions:
         """Raises:
         UsageError: a number of ranks is out of range.
         """
-        ranges = (("expert", self.expert_parallel, "SM109"), ("context", self.context_parallel, "SM243"))
-        for what, ranks, code in ranges:
+        ranges = (
+            ("--expert-parallel", self.expert_parallel, "SM109"),
+            ("--context-parallel", self.context_parallel, "SM243"),
+            ("--replicas", self.replicas, "SM244"),
+        )
+        for flag, ranks, code in ranges:
             if ranks is not None and not 1 <= ranks <= MOST_RANKS:
-                flag, why = f"--{what}-parallel", f"It is a number of ranks from 1 to {MOST_RANKS:,}."
+                why = f"It is a number from 1 to {MOST_RANKS:,}."
                 raise UsageError(f"{flag} {ranks} is out of range", why, f"Example: {flag} 4", code)

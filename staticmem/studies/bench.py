@@ -428,10 +428,10 @@ class Bench:
 
     def _device(self, request: Request) -> Device:
         """The software, with a communicator where devices talk."""
-        if not request.on_ranks:
+        if not request.communicators:
             return self.device
         setup, profile = self.device.setup, self.device.setup.profile
-        talking = replace(profile, libraries=profile.libraries.plus(NCCL))
+        talking = replace(profile, libraries=profile.libraries.plus(NCCL[request.communicators]))
         return replace(self.device, setup=replace(setup, profile=talking))
 
 

@@ -52,7 +52,7 @@ class InterpolatedSteps:
         """The steps between three that were run (ascending batches); None where they are not on one line."""
         batches, ran = [batch for batch, _ in studies], [study for _, study in studies]
         first, inner, last = (study.result for study in ran)
-        if any(study.result.compiled is not None or study.request.on_ranks for study in ran):
+        if any(study.result.compiled is not None or study.request.communicators for study in ran):
             return None
         if any(_beside_sizes(study.result.trace) != _beside_sizes(first.trace) for study in ran):
             return None

@@ -38,8 +38,7 @@ def device_of(request: Request) -> Device:
     """
     gpu = gpus.find(request.gpu or DEFAULT_GPU, file=request.gpus_file)
     software = profile.load(Path(request.profile) if request.profile is not None else None)
-    if request.on_ranks:
-        software = replace(software, libraries=software.libraries.plus(profile.NCCL))
+    software = replace(software, libraries=software.libraries.plus(profile.NCCL[request.communicators]))
     cudnn = None
     if request.cudnn == "library":
         from staticmem.devices.cudnn import Cudnn  # opens libcudnn

@@ -64,12 +64,10 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
         UsageError: there are none.
     """
     if request.context_parallel is not None:
-        raise UsageError(
-            "fit has no settings for context parallelism",
-            "It writes settings of libraries, and those for context parallelism are not covered.",
-            "Leave --context-parallel out, or ask 'staticmem size --max-dim' for the longest sequence.",
-            code="SM295",
-        )
+        instead = "or ask 'staticmem size --max-dim' for the longest sequence"
+        raise _uncovered("context parallelism", "context-parallel", instead)
+    if request.replicas is not None:
+        raise _uncovered("hybrid sharding", "replicas", "or ask 'staticmem analyze' for each number of them")
     if request.parallel is not None and request.parallel not in DATA_PARALLEL:
         why = f"Settings are written for {titles(DATA_PARALLEL)}."
         raise UsageError(
@@ -97,6 +95,11 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
             "SM295",
         )
     return tried
+
+
+def _uncovered(what: str, flag: str, instead: str) -> UsageError:
+    why = f"It writes settings of libraries, and those for {what} are not covered."
+    return UsageError(f"fit has no settings for {what}", why, f"Leave --{flag} out, {instead}.", "SM295")
 
 
 def check_fit(study: Study, options: Options) -> None:

@@ -139,7 +139,9 @@ def needs_of(study: Study) -> HostNeeds:
 
 def whole_state(study: Study) -> int:
     """Bytes of parameters and of the optimizer's state of the whole model, all ranks together."""
-    asked = replace(study.request, offload_optimizer=False, parallel=None, devices=None, expert_parallel=None)
+    asked = replace(
+        study.request, offload_optimizer=False, parallel=None, devices=None, expert_parallel=None, replicas=None
+    )
     one = study if asked == study.request else study.ask(replace(asked, context_parallel=None))
     last = one.lifetimes.by_category(max(one.lifetimes.ticks - 1, 0))
     return last.get("parameter", 0) + last.get("optimizer_state", 0)

@@ -49,7 +49,7 @@ def _of_loop(study: Study) -> Iterator[dict[str, Holder]]:
     least = lifetimes.peak_bytes // LEAST
     if held and added_by_held_outputs(lifetimes) > lifetimes.peak_bytes // LEAST_OF_OUTPUTS:
         yield {_OUTPUTS: ("outputs", "backward" if is_training else "call", _LOOP)}
-    if not is_training or request.compile or request.on_ranks:
+    if not is_training or request.compile or request.communicators:
         return
     buffers, sizes = lifetimes.trace.buffers, lifetimes.sizes
     of_batch = of_loss = 0  # bytes that nothing else has

@@ -134,7 +134,7 @@ def candidates(study: Study) -> Iterator[Lever]:
     request, scenario = study.request, study.scenario
     card = study.device.gpu
     yield from precision_levers(request, card, scenario.training)
-    if not request.compile and not request.on_ranks:
+    if not request.compile and not request.communicators:
         note = "the first step takes minutes longer; what is saved is in docs/compile.md"
         yield Lever("torch.compile(model)", {"compile": (WHOLE,)}, SAME, note)
     elif scenario.training and scenario.activation_memory_budget == 1:

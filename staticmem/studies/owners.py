@@ -35,7 +35,7 @@ class WatchedStudy:
         self.study = study
         self.lifetimes: Lifetimes = study.lifetimes
         self.keepers: Keepers | None = None
-        if not study.request.on_ranks:
+        if not study.request.communicators:
             result, self.keepers = watched_step(study.graph, study.scenario)
             self.lifetimes = Lifetimes(result.trace)
 

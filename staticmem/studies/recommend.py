@@ -29,7 +29,7 @@ def recommend(
     tight = _examined(_preferred([row for row in rows if row.fit == TIGHT]))
     ranks = request.context_parallel or 1
     devices = request.devices or ranks
-    if request.on_ranks and devices > 1:
+    if request.communicators and devices > 1:
         names = [STRATEGIES[request.parallel].title] if request.parallel is not None else []
         names += [f"each sequence over {ranks} of them"] if ranks > 1 else []
         what = what if ranks > 1 else _each(what, str(request.parallel))

@@ -123,7 +123,7 @@ class _Sizing:
         shown = next((one for one in cards if one.slug == card), able[-1])
         batches, sizes = self._curves(cards, shown)
         large = self.study.result.trace.ticks > LIMIT
-        pulled = () if self.request.on_ranks else _levers(self.bench, None if large else shown.slug)
+        pulled = () if self.request.communicators else _levers(self.bench, None if large else shown.slug)
         notes = list(report.assumptions)
         if self._hopeless(cards):
             notes.append(_note("no curves: the step needs more than twice the memory of the largest GPU"))
@@ -197,7 +197,7 @@ class _Sizing:
     def _run_levers(self) -> None:
         """Runs the steps of levers, which do not depend on a card, and that of compiled code."""
         asked = self.study.request
-        if asked.on_ranks:
+        if asked.communicators:
             return
         study = self.bench.ask(replace(asked, gpu=None))
         for lever in _wanted_levers(study, "any card"):
@@ -246,7 +246,7 @@ class _Sizing:
         """The need with the model under torch.compile; None where it is so already, where compiled code does not run on
         the card, or the graph is large."""
         request = self.request
-        if request.compile or request.on_ranks or self.study.result.trace.ticks > LIMIT:
+        if request.compile or request.communicators or self.study.result.trace.ticks > LIMIT:
             return None
         compiled = replace(request, compile=(WHOLE,))
         try:
@@ -357,7 +357,7 @@ def _checkpointed(request: Request, blocks: str | None) -> Request | None:
 
 def _strategies(study: Study) -> tuple[str, ...]:
     """Those that can make the need of a device smaller; none where the step is that of a rank already."""
-    if study.request.on_ranks or study.request.compile:
+    if study.request.communicators or study.request.compile:
         return ()
     if study.scenario.training:
         return _DIVIDING

@@ -248,7 +248,7 @@ class Study:
 
     @cached_property
     def _step(self) -> Step:
-        if self.request.on_ranks:
+        if self.request.communicators:
             return self._rank[2]
         with self._judged():
             return self._or_without_passes(lambda: step_of(self.model, self.graph, self.scenario))
@@ -332,10 +332,10 @@ class Study:
         from staticmem.studies.live_band import LiveBand
 
         request, step = self.request, self._step  # which may leave out passes
-        one = self._rank[0] if request.on_ranks else self
+        one = self._rank[0] if request.communicators else self
         least = one.graph.least_in_data
         fewest = one.ask(replace(one.request, dims={**(one.request.dims or {}), **least})) if least else None
-        if not request.on_ranks:
+        if not request.communicators:
             return LiveBand(self.model, self.binding, self.graph, request, step, fewest=fewest)
         from staticmem.parallel.rank import on_one_device, on_rank
 
@@ -372,7 +372,7 @@ class Study:
         if self.scenario.outputs == HELD:
             notes += _held_outputs(self.lifetimes, self.scenario.training)
         open_code = result.graph.recorded is None and WHOLE not in self.scenario.compile
-        if self.live_band is not None and open_code and not self.request.on_ranks:
+        if self.live_band is not None and open_code and not self.request.communicators:
             notes.insert(0, Note("assumption", "SM308", self._what_settles()))
             if self.scenario.training and leaves_checkpoints_open(result.graph, self.scenario):
                 text = (
@@ -424,9 +424,9 @@ class Study:
         binding, notes, band = self.binding, self.notes, self.live_band
         sources = Sources(model, size, digest, binding, graph, scenario, result, lifetimes, notes, band)
         report = build(sources, request.top)
-        if request.on_ranks:
+        if request.communicators:
             shared = replace(report.scenario, parallel=request.parallel, devices=request.devices)
-            shared = replace(shared, expert_parallel=request.expert_parallel)
+            shared = replace(shared, expert_parallel=request.expert_parallel, replicas=request.replicas)
             if (request.context_parallel or 1) > 1:
                 shared = replace(
                     shared,

@@ -126,13 +126,16 @@ class Live(TorchDispatchMode):  # type: ignore[misc]
         return out
 
 
-def shard(model: nn.Module, ranks: int, mixed: bool) -> None:
-    """`fully_shard` on every block and on the model; `mixed`: parameters in bfloat16, reduction in float32."""
+def shard(model: nn.Module, ranks: int, mixed: bool, replicas: int = 1) -> None:
+    """`fully_shard` on every block and on the model; `mixed`: parameters in bfloat16, reduction in float32. `replicas`
+    groups of the ranks have the whole model each."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    words: dict[str, Any] = {"mesh": init_device_mesh("cpu", (ranks,))} | ({"mp_policy": policy} if mixed else {})
+    sizes = (replicas, ranks // replicas) if replicas > 1 else (ranks,)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+    words: dict[str, Any] = {"mesh": mesh} | ({"mp_policy": policy} if mixed else {})
     assert isinstance(model, Net)
     for layer in model.layers:
         fully_shard(layer, **words)
@@ -142,6 +145,7 @@ def shard(model: nn.Module, ranks: int, mixed: bool) -> None:
 def peak(
     strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2, outputs: str = "dropped",
     accumulate: int = 1, set_to_none: bool = True, frozen: bool = False, half: bool = False, packed: bool = False,
+    replicas: int = 1,
 ) -> int:  # fmt: skip
     """The peak of the third step of AdamW on rank 0. Each of the micro-batches reduces its gradients. `frozen`: only
     the norms are trained; `half`: the model is in bfloat16 before it is divided; `packed`: adapters are trained beside
@@ -155,7 +159,7 @@ def peak(
         dist.init_process_group(backend, store=store, rank=0, world_size=1 if ddp else ranks)
         try:
             return _step_peak(
-                strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none, frozen, half, packed
+                strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none, frozen, half, packed, replicas
             )
         finally:
             dist.destroy_process_group()
@@ -163,7 +167,7 @@ def peak(
 
 def _step_peak(
     strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, outputs: str, accumulate: int, set_to_none: bool,
-    frozen: bool, half: bool, packed: bool,
+    frozen: bool, half: bool, packed: bool, replicas: int,
 ) -> int:  # fmt: skip
     model: nn.Module = Net().train().to(torch.bfloat16 if half else torch.float32)
     for name, parameter in model.named_parameters():
@@ -178,7 +182,7 @@ def _step_peak(
     with live:
         if strategy == "fsdp":
             live.__exit__(None, None, None)
-            shard(model, ranks, mixed)
+            shard(model, ranks, mixed, replicas)
             live.__enter__()
         elif strategy == "ddp":  # its buckets are made here; they do not depend on the number of ranks
             model = nn.parallel.DistributedDataParallel(model)

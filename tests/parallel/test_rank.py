@@ -13,7 +13,7 @@ from staticmem.errors import UsageError
 from staticmem.ir.dtypes import bfloat16, float32
 from staticmem.liveness import Lifetimes
 from staticmem.parallel.division import Strategy, ZeroConfig
-from staticmem.parallel.rank import on_one_device, on_rank
+from staticmem.parallel.rank import on_one_device, on_rank, sent_bytes
 from staticmem.parallel.rewrite import Rewrite
 from staticmem.parallel.strategies.ddp import assign_buckets
 from staticmem.parallel.strategies.pipeline import apply, in_flight, stages_of_ops
@@ -57,17 +57,41 @@ MEASURED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "ranks", "words", "measured", "missing"), MEASURED)
-def test_peaks_are_those_of_pytorch(name: str, ranks: int, words: dict[str, Any], measured: int, missing: int) -> None:
+# The same on a mesh of so many replicas (hybrid sharding)
+REPLICAS = [
+    (4, 2, {}, 2848768, 0), (8, 2, {}, 2131456, 0), (6, 3, {"batch": 8}, 4614144, 0),
+    (8, 2, {"mixed": True}, 1594880, 512), (8, 4, {"mixed": True, "fused": True}, 2532352, 512),
+    (4, 2, {"half": True}, 1442816, 0), (8, 2, {"half": True, "mixed": True}, 1374208, 512),
+    (8, 2, {"accumulate": 2}, 2364416, 0), (8, 2, {"accumulate": 2, "mixed": True}, 1827840, 512),
+    (8, 2, {"half": True, "mixed": True, "accumulate": 2}, 1438720, 512), (8, 2, {"set_to_none": False}, 2364416, 0),
+    (8, 2, {"frozen": True}, 1494528, 0), (6, 2, {"frozen": True, "mixed": True}, 960512, 0),
+    (8, 2, {"outputs": "held", "batch": 8}, 4434944, 0), (4, 4, {}, 4663296, 0), (4, 4, {"mixed": True}, 4663296, 0),
+    (2, 2, {"half": True, "mixed": True}, 3320320, 512),
+]  # fmt: skip
+
+
+def predicted(name: str, ranks: int, words: dict[str, Any], replicas: int = 1) -> int:
     mixed, fused = words.get("mixed", False), words.get("fused", False)
     asked = {"optimizer_impl": "fused" if fused else "foreach", "batch": words.get("batch", 2)}
     asked |= {"outputs": "dropped"} | {k: words[k] for k in ("outputs", "accumulate", "set_to_none") if k in words}
     frozen = "^(?!.*norm)" if words.get("frozen") else None
     half = words.get("half", False)
     one = study(**asked, dtype="bf16" if mixed or half else None, freeze=frozen)
-    strategy = Strategy(name, ranks, mixed, model=bfloat16 if half else None)
+    strategy = Strategy(name, ranks, mixed, model=bfloat16 if half else None, replicas=replicas)
     made = one.result if name == "none" else on_rank(one.result, strategy)
-    assert measured - Lifetimes(made.trace).peak_bytes == missing
+    return Lifetimes(made.trace).peak_bytes
+
+
+@pytest.mark.parametrize(("name", "ranks", "words", "measured", "missing"), MEASURED)
+def test_peaks_are_those_of_pytorch(name: str, ranks: int, words: dict[str, Any], measured: int, missing: int) -> None:
+    assert measured - predicted(name, ranks, words) == missing
+
+
+@pytest.mark.parametrize(("ranks", "replicas", "words", "measured", "missing"), REPLICAS)
+def test_peaks_of_replicas_are_those_of_pytorch(
+    ranks: int, replicas: int, words: dict[str, Any], measured: int, missing: int
+) -> None:
+    assert measured - predicted("fsdp", ranks, words, replicas) == missing
 
 
 @pytest.mark.torch
@@ -76,6 +100,22 @@ def test_pytorch_still_measures_that(name: str, ranks: int, words: dict[str, Any
     from rank_models import peak
 
     assert peak(name, ranks, **words) == measured
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("ranks", "replicas", "words", "measured", "missing"), REPLICAS)
+def test_pytorch_still_measures_replicas(
+    ranks: int, replicas: int, words: dict[str, Any], measured: int, missing: int
+) -> None:
+    from rank_models import peak
+
+    assert peak("fsdp", ranks, replicas=replicas, **words) == measured
+
+
+def test_replicas_divide_their_gradients_among_themselves() -> None:
+    """8 ranks in 2 groups of 4: within one a ring sends 3/4 of 2 x 800 gathered and 600 reduced bytes, and a quarter of
+    these is summed over the two, twice a half of it."""
+    assert sent_bytes("fsdp", 8, 800, 600, 800, 1, 2) == 3 * 2200 // 4 + 150
 
 
 @pytest.mark.torch

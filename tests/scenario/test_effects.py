@@ -38,7 +38,7 @@ VALUES: dict[str, Any] = {name: not one.default for name, one in OPTIONS.items()
     "offload_activations": "pinned",
     "zero_grad": "after-forward", "input_grad": "all",
     "activation_memory_budget": 0.5,
-    "outputs": "dropped", "parallel": "zero3", "devices": 8, "expert_parallel": 2,
+    "outputs": "dropped", "parallel": "zero3", "devices": 8, "replicas": 2, "expert_parallel": 2,
     "context_parallel": 2, "rotate_method": "alltoall", "gpu": "l4", "gpus_file": None,
     "alloc_conf": "expandable_segments:True", "torch_version": None, "module_loading": "eager",
     "channels_last": None, "cudnn": None, "profile": None, "top": None,

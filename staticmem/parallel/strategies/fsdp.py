@@ -16,6 +16,9 @@ its backward. Sources: torch/distributed/fsdp/_fully_shard of PyTorch 2.13:
   `_backward_prefetch`, `post_backward` (one reduce-scatter input waits at a time).
 - _fsdp_state.py, `_root_post_forward`, `_root_post_backward_final_callback`.
 
+Where the ranks are groups that have the whole model each (hybrid sharding), a shard of gradients is summed over the
+groups in place, and stays in the type of the sum until the backward has ended: `AllReduceState`, `finalize_backward`.
+
 Under expert parallelism a block has two groups, its experts over fewer ranks than all else (`shard_placement_fn`), and
 each block gathers the next one, in the forward too: `apply_fsdp_to_decoder` of torchtitan/distributed/fsdp.py at
 b5bcd76, which also divides no gradients (`set_gradient_divide_factor(1.0)`).
@@ -117,6 +120,8 @@ class _Fsdp:
         self.waiting: Piece | None = None  # flat output of the group before, in forward
         self.reducing: list[Piece] = []  # reduce-scatter inputs of the block before, in backward
         self.reduced: set[str] = set()  # groups with sharded gradients, to which those of a later backward are added
+        self.summed: list[Piece] = []  # sums of gradients over replicas, which are held until the backward has ended
+        self.replicated = False
 
     def unshard(self, unit: list[_Group], at: Position, forward: bool) -> None:
         """Gathers the groups of a unit one after the other, and copies each out."""
@@ -207,19 +212,21 @@ class _Fsdp:
         first = group.name not in self.reduced
         self.reduced.add(group.name)
         kept = self.precision.of_shards(grads[0][0], dtype)
-        output = self._sharded_gradients(group, numel, dtype, at, "FSDP reduce-scatter output")
-        if group.ranks == 1:  # copied, divided by 1
+        output = summed = self._sharded_gradients(group, numel, dtype, at, "FSDP reduce-scatter output")
+        if group.ranks == 1 and self.explicit:  # copied, divided by 1
             divided = self.r.add("reduce-scatter", nbytes, dtype, at, "aten.div.Tensor", holder)
             self.r.end(divided, at)
         if kept is not dtype:
-            cast_from = output
             output = self._sharded_gradients(group, numel, kept, at, "FSDP cast of gradients")
-            self.r.end(cast_from, at)
         if last is not None:
             last.died = None
             self.r.end(last, at)
-        if not first:  # added to the gradients of the micro-batches before
+        if output is not summed or not first:
+            self.summed.append(summed)
+        if output is not summed and not first:  # added to the gradients of the micro-batches before
             self.r.end(output, at)
+        while self.summed and not self.replicated:
+            self.r.end(self.summed.pop(), at)
 
     def _joined(self, group: _Group, grads: list[tuple[Weight, Piece]], at: Position) -> list[Piece]:
         """Gradients whose parts along `dim` are put behind each other: a copy of each. A variable holds each
@@ -300,9 +307,9 @@ class _Fsdp:
         end = (segment[1], END_OF_PHASE)
         if ROOT in self.units:
             self.reduce(self.units[ROOT], end, segment)
-        for piece in self.reducing:
+        for piece in (*self.reducing, *self.summed):
             self.r.end(piece, end)
-        self.reducing = []
+        self.reducing, self.summed = [], []
 
 
 def keep_types(rewrite: Rewrite, declared: Mapping[str, Value], compute: DType) -> None:
@@ -330,8 +337,10 @@ def apply(
     ranks: int,
     precision: Precision,
     experts: Experts | None = None,
+    replicas: int = 1,
 ) -> list[str]:
-    """Shards the step, whose blocks at `paths` work in these runs. Of `experts` the step has the share of one rank.
+    """Shards the step over `ranks`, as each of some `replicas` does; its blocks at `paths` work in these runs. Of
+    `experts` the step has the share of one rank.
 
     Raises:
         UsageError: the experts' shards would not be even.
@@ -346,6 +355,7 @@ def apply(
         for weight in group.weights:
             _shard(rewrite, weight, group.shards[id(weight)], precision)
     fsdp = _Fsdp(rewrite, units, precision, experts is not None)
+    fsdp.replicated = replicas > 1
     for group in groups:
         fsdp.shard_old_gradients(group)
     model_returns = forward_ends(rewrite.trace)
@@ -414,13 +424,20 @@ class Fsdp:
         precision = _apply_policy(step) if step.strategy.mixed else Precision()
         runs = blocks.runs(result.trace, groups)
         experts = _share_experts(step) if step.strategy.expert_ranks > 1 else None
-        notes = apply(rewrite, step.weights, paths, runs, step.strategy.devices, precision, experts)
+        replicas = step.strategy.replicas
+        shards = step.strategy.devices // replicas
+        notes = apply(rewrite, step.weights, paths, runs, shards, precision, experts, replicas)
+        if replicas > 1:
+            notes.append(f"the devices are {replicas} groups, each of which has the whole model in {shards} shards")
         if step.strategy.context is not None:
             context.apply(rewrite, step.strategy.context)
         return step.of_rank([*notes, STREAMS])
 
     def sent_bytes(self, name: str, traffic: Traffic) -> float:
-        return traffic.share * traffic.micro_batches * (2 * traffic.gathered + traffic.reduced)
+        shards = traffic.devices // traffic.replicas
+        within = (shards - 1) / shards * (2 * traffic.gathered + traffic.reduced)
+        among = 2 * (traffic.replicas - 1) / traffic.replicas * traffic.reduced / shards
+        return traffic.micro_batches * (within + among)
 
 
 def _apply_policy(step: WholeStep) -> Precision:
