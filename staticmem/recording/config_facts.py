@@ -43,10 +43,16 @@ class Facts:
     def channels(self) -> int | None:
         return self.number(_CHANNELS, IMAGES)
 
-    def sides(self) -> tuple[int, int] | None:
+    def lacks(self, parts: Sequence[str]) -> bool:
+        """Whether the config has none of the parts that its class has a place for (`vision_config = None`)."""
+        named = {name: part for name, part in vars(self.parts[0][1]).items() if name.endswith("_config")}
+        places = [part for name, part in named.items() if any(word in name for word in parts)]
+        return bool(places) and all(part is None for part in places)
+
+    def sides(self, parts: Sequence[str] = IMAGES) -> tuple[int, int] | None:
         """Of an image: height and width."""
         for name in _SIDES:
-            value = self.of((name,), IMAGES)
+            value = self.of((name,), parts)
             if isinstance(value, dict):
                 value = [value.get("height") or value.get("shortest_edge"), value.get("width")]
             if isinstance(value, int):

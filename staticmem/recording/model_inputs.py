@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from staticmem.child import FailedError
+from staticmem.recording.config_facts import IMAGES as PICTURES
 from staticmem.recording.config_facts import SOUND, VIDEO, Facts
 from staticmem.recording.documented import Documented, documented
 from staticmem.recording.example_inputs import Built, Example, Sides
@@ -47,6 +48,9 @@ _WORDS = {
 _MEANS = {word: meaning for meaning, listed in _WORDS.items() for word in listed.split()}
 _NOT_GIVEN = re.compile(r"embeds$|embeddings$|_outputs$|^(cache|past_key_values|labels|position_ids)$")
 _INTEGERS = re.compile(r"(_ids|ids|mask|_pos|label|labels|_positions|_grid|grid_thw|codes)$")
+_POSITIONS_OF_TARGETS = ("max_target_positions",)  # Whisper's 448: transformers, configuration_whisper.py
+_TOO_SMALL = re.compile(r"image size .*too small", re.IGNORECASE)
+_LARGEST_IMAGE = 4096  # to which the side of an image is doubled that the code calls too small
 _PLACES = 2  # numbers that may stand before those of a patch: its row and its column
 # in errors of PyTorch: the numbers that a layer was given, and those that it takes
 _WIDTHS = tuple(
@@ -84,13 +88,15 @@ class ModelInputs:
 
     def make(self) -> Built:
         """The inputs but for labels."""
-        if {"input_ids", IMAGES} <= set(self.taken):
+        has_images = not self.facts.lacks(PICTURES)
+        if {"input_ids", IMAGES} <= set(self.taken) and has_images:
             self._add_images_and_text()
         elif self.main in (IMAGES, "hidden_states") and {"grid_thw", "image_grid_thw"} & set(self.taken):
             self._add_vision()
         elif self.main in self.taken:
             self._add_needed(self.main)
-        sound = next((name for name in _SOUNDS if name in self.taken), None)
+        sounds = () if self.facts.lacks(SOUND) else _SOUNDS
+        sound = next((name for name in sounds if name in self.taken), None)
         beside_text = "input_ids" in self.built.kwargs and sound is not None and IMAGES not in self.built.kwargs
         if beside_text:
             self._add_needed(str(sound))
@@ -104,14 +110,15 @@ class ModelInputs:
 
     def targets(self) -> tuple[str, int]:
         """The tokens that come out: of a decoder behind an encoder those of its own."""
-        is_pair = self.config.is_encoder_decoder
-        return self.example.of(f"target_{TOKENS}", self.tokens[1]) if is_pair else self.tokens
+        if not self.config.is_encoder_decoder:
+            return self.tokens
+        most = self.facts.number(_POSITIONS_OF_TARGETS, ("decoder",)) or self.tokens[1]
+        return self.example.of(f"target_{TOKENS}", min(self.tokens[1], most))
 
     def repair(self, error: BaseException) -> bool:
         """Adds the inputs that the code asked for with an error; whether there are any."""
-        names = [name for name in _asked_for(error, self.taken) if name not in self.built.kwargs]
-        added = [name for name in names if self.add(name)]
-        if added or self._widened(error):
+        added = [name for name in _asked_for(error, self.taken, self.built.kwargs) if self.add(name)]
+        if added or self._widened(error) or self._enlarged(error):
             return True
         if not self.forms or not _OF_FORMS.search(str(_first(error))):
             return False
@@ -137,6 +144,16 @@ class ModelInputs:
                     self.built.replace(name, sides)
                     return True
         return False
+
+    def _enlarged(self, error: BaseException) -> bool:
+        """Doubles the sides of the images that the code calls too small: some take larger ones than their parts do."""
+        pixels = self.built.kwargs.get(IMAGES)
+        if pixels is None or not _TOO_SMALL.search(str(_first(error))) or 2 * max(pixels.shape) > _LARGEST_IMAGE:
+            return False
+        axes = self.built.axes[len(self.built.args) + list(self.built.kwargs).index(IMAGES)]
+        sides = [(axes.get(axis, ""), int(n)) for axis, n in enumerate(pixels.shape)]
+        self.built.replace(IMAGES, [(title, 2 * n if title in ("height", "width") else n) for title, n in sides])
+        return "height" in axes.values()
 
     def add(self, name: str) -> bool:
         """An input by its name; whether it is known how to make it."""
@@ -164,7 +181,7 @@ class ModelInputs:
                 return None
             seen = [title for title, _ in sides]
             if side[0] == "height" and "height" in seen:  # image_size, image_size
-                side = self._of_image("width")
+                side = self._of_image("width", name)
             sides.append(side)
         return sides
 
@@ -206,7 +223,7 @@ class ModelInputs:
         if meaning == TOKENS:
             return self._length(of)
         if meaning in ("height", "width"):
-            return self._of_image(meaning)
+            return self._of_image(meaning, of)
         if meaning is not None and meaning != f"target_{TOKENS}":
             return self._of_signal(meaning)
         if meaning is not None:
@@ -240,7 +257,12 @@ class ModelInputs:
             return self._of_signal("samples")
         return self._of_signal("frames") if of == "input_features" else self.tokens
 
-    def _of_image(self, axis: str) -> tuple[str, int]:
+    def _of_image(self, axis: str, of: str = IMAGES) -> tuple[str, int]:
+        """`high_res_pixel_values` are of the part `high_res_vision_config`, and have sizes beside those of the rest."""
+        part = of.removesuffix(IMAGES).strip("_") if of.endswith(IMAGES) else ""
+        if part:
+            sides = self.facts.sides((part,)) or (SIDE, SIDE)
+            return "", sides[axis == "width"]
         sides = self.facts.sides() or (SIDE, SIDE)
         return self.example.of(axis, sides[axis == "width"])
 
@@ -433,20 +455,21 @@ def _tokens_of(token: int, count: int) -> Callable[[tuple[int, ...]], Any]:
     return fill
 
 
-def _asked_for(error: BaseException, taken: Mapping[str, Any]) -> list[str]:
-    """The inputs that an error is about: those that its text names, else those that are None in the lines that led to
-    it."""
+def _asked_for(error: BaseException, taken: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The inputs that an error is about and that are not given: those that its text names, else those that are None in
+    the lines that led to it."""
     error = _first(error)
     named = [word for word in re.findall(r"\w+", str(error)) if word in taken]
     said = [word for word in named if not _NOT_GIVEN.search(word)]
     if said:
-        return said if _MISSING.search(str(error)) else said[:1]
+        missing = [word for word in said if word not in given]
+        return missing if _MISSING.search(str(error)) else missing[:1]
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         code = linecache.getline(frame.f_code.co_filename, line)
         names = [word for word in re.findall(r"\w+", code) if frame.f_locals.get(word, 0) is None and word in taken]
-        if names := [name for name in names if not _NOT_GIVEN.search(name)]:
+        if names := [name for name in names if name not in given and not _NOT_GIVEN.search(name)]:
             return names
-    return named
+    return [name for name in named if name not in given]
 
 
 def _first(error: BaseException) -> BaseException:

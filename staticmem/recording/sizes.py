@@ -9,6 +9,8 @@ from typing import Any
 _RELATIONS = {"Equality": "Eq", "Unequality": "Ne", "GreaterThan": "Ge", "LessThan": "Le"}
 _RELATIONS |= {"StrictGreaterThan": "Gt", "StrictLessThan": "Lt"}
 
+_MOST_DIVIDED = 1 << 16  # by a larger number than the sides of images and patches a size is not divided
+
 
 class Sizes:
     """Writes the sizes of one recording: an integer, or an expression of the names that the open axes have."""
@@ -57,7 +59,7 @@ class Sizes:
         if isinstance(expr, sympy.Integer):
             return str(int(expr))
         if isinstance(expr, sympy.Float):  # what Python calculated: `h / 4`
-            expr = sympy.Rational(float(expr))
+            expr = _fraction_of(float(expr))
             if expr.is_Integer:
                 return str(int(expr))
         if isinstance(expr, sympy.Rational):
@@ -65,6 +67,15 @@ class Sizes:
         name = type(expr).__name__
         name = _RELATIONS.get(name, name)
         return f"{name}({','.join(self.text(arg) for arg in expr.args)})"
+
+
+def _fraction_of(value: float) -> Any:
+    """The fraction that Python divided to a number: sizes are divided without rounding when they are compared to it."""
+    import sympy
+
+    exact = sympy.Rational(value)
+    simple = exact.limit_denominator(_MOST_DIVIDED)
+    return simple if float(simple) == value else exact
 
 
 def number(value: Any) -> float | int | bool:

@@ -10,7 +10,7 @@ import pytest
 
 from staticmem.child import FailedError
 from staticmem.recording import architecture_child
-from staticmem.recording.config_facts import IMAGES, Facts
+from staticmem.recording.config_facts import IMAGES, SOUND, Facts
 from staticmem.recording.documented import Documented, documented
 from staticmem.recording.example_inputs import Built, Example
 from staticmem.recording.labels import add_labels
@@ -77,6 +77,15 @@ def test_numbers_of_the_parts_of_a_config() -> None:
     assert Facts(config).number(("absent", "num_channels")) == 3
     assert (Facts(Parts()).sides(), Facts(Parts(num_channels=True)).channels()) == (None, None)
     assert Facts(config).of(("image_size",), IMAGES) == [224, 448]
+
+
+def test_parts_that_a_config_has_a_place_for_and_lacks() -> None:
+    config = Parts(vision_config=None, audio_config=Parts())
+    assert (Facts(config).lacks(IMAGES), Facts(config).lacks(SOUND), Facts(Parts()).lacks(IMAGES)) == (
+        True,
+        False,
+        False,
+    )
 
 
 class Base(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -217,6 +226,54 @@ def test_a_text_shorter_than_its_images_is_an_error() -> None:
         FailedError, match="its images are 196 tokens of each example, and 100 are given: give at least"
     ):
         inputs_of(Seen, {"seq": "100"}, **words)
+
+
+def test_a_config_without_a_part_for_images_gets_none() -> None:
+    assert list(inputs_of(Seen, vision_config=None, image_token_id=7).built.kwargs) == ["input_ids"]
+    assert "pixel_values" in inputs_of(Seen, vision_config=Parts(image_size=28), image_token_id=7).built.kwargs
+
+
+class Fine(Base):
+    main_input_name = "pixel_values"
+
+    def forward(self, pixel_values: Any, high_res_pixel_values: Any = None) -> Any:
+        """
+        Args:
+            high_res_pixel_values (`torch.Tensor` of shape `(batch_size, num_channels, image_size, image_size)`):
+        """
+        return pixel_values
+
+
+def test_images_of_another_part_have_its_sizes() -> None:
+    """Those of the part that the input is named for; an error that names both asks for the one that is not there."""
+    parts: dict[str, Any] = {"vision_config": Parts(image_size=28), "high_res_vision_config": Parts(image_size=56)}
+    inputs = inputs_of(Fine, num_channels=3, **parts)
+    del inputs.built.kwargs["high_res_pixel_values"]  # as if the documentation had it as optional
+    assert inputs.repair(ValueError("Both pixel_values and high_res_pixel_values should be specified"))
+    assert shape(inputs.built, "pixel_values") == ("batch", 3, "height", "width")
+    assert inputs.built.kwargs["pixel_values"].shape[2:] == (28, 28)
+    assert inputs.built.kwargs["high_res_pixel_values"].shape == (2, 3, 56, 56)
+    assert not inputs.repair(ValueError("Both pixel_values and high_res_pixel_values should be specified"))
+
+
+def test_images_that_the_code_calls_too_small_are_doubled() -> None:
+    """As DepthPro does, whose patches have the side that its config calls that of the image."""
+    inputs = inputs_of(Fine, num_channels=3, image_size=384)
+    sides = []
+    while inputs.repair(ValueError("Image size 384x384 is too small to be scaled")):
+        sides.append(tuple(inputs.built.kwargs["pixel_values"].shape[2:]))
+    assert sides == [(768, 768), (1536, 1536), (3072, 3072)]
+    assert shape(inputs.built, "pixel_values") == ("batch", 3, "height", "width")
+
+
+def test_targets_are_no_more_than_a_decoder_has_positions() -> None:
+    """Whisper refuses labels that are longer than its 448 positions."""
+    inputs = inputs_of(Told, num_mel_bins=80)
+    inputs.config.is_encoder_decoder = True
+    assert inputs.targets()[1] == inputs.tokens[1] == 512
+    short = inputs_of(Told, num_mel_bins=80, max_target_positions=448)
+    short.config.is_encoder_decoder = True
+    assert short.targets() == ("target_seq", 448)
 
 
 class Told(Base):

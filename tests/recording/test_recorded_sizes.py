@@ -17,6 +17,7 @@ from staticmem.errors import DimensionError  # noqa: E402
 from staticmem.frontends.recorded import RecordedModel  # noqa: E402
 from staticmem.ir.graph import Ref  # noqa: E402
 from staticmem.recording.record import record  # noqa: E402
+from staticmem.recording.sizes import Sizes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -51,6 +52,13 @@ class Resized(nn.Module):  # type: ignore[misc]
         y = self.conv(x)
         y = y.reshape(y.shape[0], 4, 2 * y.shape[2], y.shape[3])
         return y.new_zeros(x.shape[0] * 2, x.shape[3] + 1).sum() + y.mean()
+
+
+@pytest.mark.parametrize(("value", "text"), [(1536 / 27, "Rational(512,9)"), (2.0, "2"), (0.1, "Rational(1,10)")])
+def test_what_python_divided_is_the_fraction(value: float, text: str) -> None:
+    """Sizes are divided without rounding when a condition is asked, which 56.888… in binary is not equal to."""
+    sympy = pytest.importorskip("sympy")
+    assert Sizes({}).text(sympy.Float(value)) == text
 
 
 def test_sizes_stay_symbols() -> None:
