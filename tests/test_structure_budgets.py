@@ -26,6 +26,8 @@ PLACES_OF_COMBINATIONS = 1  # files that refuse options for others that are give
 # 4,000 for runs, 2,500 for serving engines
 LINES = 109_970
 LINES = 110_010
+LINES = 110_500
+LINES = 110_500
 WALK = {"files": 172, "functions": 1_808, "switches": 312}  # of one request; aim: 150, 1,500, 200
 
 

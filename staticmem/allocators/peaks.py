@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -198,7 +198,7 @@ def serve(
         if allocated + extra > peak:
             peak, highest, rounding = allocated + extra, call, unused
     # Blocks know their neighbours and their pool: without an end to that the cycle search of Python has to find them.
-    for pool in (small, large, *(each for pair in others.values() for each in pair)):
+    for pool in (small, large, *chain(*others.values())):
         pool.clear()
     for block in live:
         if block is not None:
@@ -228,6 +228,84 @@ def _free(block: list[Any]) -> None:
     insort(pool, (size, address, block))
 
 
+class Heap:
+    """Segments as `serve` has them, for two thirds of its time: a search asks for nothing else, and a long run is
+    served stretch by stretch.
+
+    Attributes:
+        large, small: bytes of segments of the two pools.
+        allocated, peak: bytes of blocks in use, and the most of them since `peak` was last set. Calls that are `joined`
+            are not among them.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], layout: Layout = ascending, streams: Mapping[int, int] = NO_STREAMS
+    ) -> None:
+        """`sizes`: whole blocks of 512 bytes."""
+        self.sizes, self.layout, self.streams = sizes, layout, streams
+        self.large = self.small = self.allocated = self.peak = self._number = 0
+        self.live: list[Any] = [None] * len(sizes)
+        self.pools: tuple[list[Any], list[Any]] = ([], [])
+        self.others: dict[int, tuple[list[Any], list[Any]]] = {stream: ([], []) for stream in set(streams.values())}
+
+    def serve(self, calls: Sequence[int], most: int = UNLIMITED) -> None:
+        """Serves calls, which are as in the function `serve`, until large segments have more than `most`."""
+        sizes, layout, streams, others, live = self.sizes, self.layout, self.streams, self.others, self.live
+        count, (small, large), of_small, number = len(sizes), self.pools, self.small, self._number
+        offset, allocated, peak = self.large + of_small, self.allocated, self.peak
+        for call in calls:
+            if call < 0:
+                block = live[~call]
+                if block is None:  # an empty tensor
+                    continue
+                allocated -= block[1]
+                _free(block)
+                continue
+            id = call - count if call >= count else call
+            size = sizes[id]
+            pool = small if size <= SMALL_SIZE else large
+            if streams and id in streams:
+                pool = others[streams[id]][size > SMALL_SIZE]
+            if pool and pool[-1][0] >= size:
+                if call >= count or not size:  # what is split off is merged again
+                    continue
+                whole, address, block = pool.pop(bisect_left(pool, (size,)))
+            elif size:
+                if size <= SMALL_SIZE:
+                    whole = SMALL_BUFFER
+                    of_small += whole
+                else:
+                    whole = LARGE_SEGMENT if size < MIN_LARGE_ALLOC else -(-size // ROUND_LARGE) * ROUND_LARGE
+                address = layout(number, offset, whole)
+                number += 1
+                offset += whole
+                if offset - of_small > most:
+                    break
+                block = [address, whole, None, None, True, pool]
+                if call >= count:
+                    insort(pool, (whole, address, block))
+                    continue
+            else:
+                continue
+            rest = whole - size
+            if rest > SMALL_SIZE or (rest and size <= SMALL_SIZE):
+                before = block[2]
+                live[call] = taken = [address, size, before, block, False, pool]
+                if before is not None:
+                    before[3] = taken
+                block[0], block[1], block[2] = address + size, rest, taken
+                insort(pool, (rest, address + size, block))
+                allocated += size
+            else:
+                block[4] = False
+                live[call] = block
+                allocated += whole
+            if allocated > peak:
+                peak = allocated
+        self.large, self.small, self._number = offset - of_small, of_small, number
+        self.allocated, self.peak = allocated, peak
+
+
 def reserve(
     calls: Sequence[int],
     sizes: Sequence[int],
@@ -235,69 +313,15 @@ def reserve(
     most: int = UNLIMITED,
     streams: Mapping[int, int] = NO_STREAMS,
 ) -> tuple[int, int]:
-    """Bytes of large segments, and of small ones, as `serve` has them, for two thirds of its time: a search asks for
-    nothing else. It ends once large segments have more than `most`.
-
-    Args:
-        calls: as in `serve`.
-        sizes: whole blocks of 512 bytes.
-    """
-    count = len(sizes)
-    small: list[tuple[int, int, Any]] = []
-    large: list[tuple[int, int, Any]] = []
-    others: dict[int, tuple[list[Any], list[Any]]] = {stream: ([], []) for stream in set(streams.values())}
-    live: list[Any] = [None] * count
-    number = offset = of_small = 0
-    for call in calls:
-        if call < 0:
-            block = live[~call]
-            if block is None:  # an empty tensor
-                continue
-            _free(block)
-            continue
-        id = call - count if call >= count else call
-        size = sizes[id]
-        pool = small if size <= SMALL_SIZE else large
-        if streams and id in streams:
-            pool = others[streams[id]][size > SMALL_SIZE]
-        if pool and pool[-1][0] >= size:
-            if call >= count or not size:  # what is split off is merged again
-                continue
-            whole, address, block = pool.pop(bisect_left(pool, (size,)))
-        elif size:
-            if size <= SMALL_SIZE:
-                whole = SMALL_BUFFER
-                of_small += whole
-            else:
-                whole = LARGE_SEGMENT if size < MIN_LARGE_ALLOC else -(-size // ROUND_LARGE) * ROUND_LARGE
-            address = layout(number, offset, whole)
-            number += 1
-            offset += whole
-            if offset - of_small > most:
-                break
-            block = [address, whole, None, None, True, pool]
-            if call >= count:
-                insort(pool, (whole, address, block))
-                continue
-        else:
-            continue
-        rest = whole - size
-        if rest > SMALL_SIZE or (rest and size <= SMALL_SIZE):
-            before = block[2]
-            live[call] = taken = [address, size, before, block, False, pool]
-            if before is not None:
-                before[3] = taken
-            block[0], block[1], block[2] = address + size, rest, taken
-            insort(pool, (rest, address + size, block))
-        else:
-            block[4] = False
-            live[call] = block
-    for block in live:  # as in `serve`: what a pool has knows it
+    """Bytes of large segments, and of small ones (`Heap`); `sizes` are whole blocks of 512 bytes."""
+    heap = Heap(sizes, layout, streams)
+    heap.serve(calls, most)
+    for block in heap.live:  # as in `serve`: what a pool has knows it
         if block is not None:
             block[2] = block[3] = block[5] = None
-    for pool in (small, large, *(each for pair in others.values() for each in pair)):
+    for pool in (*heap.pools, *chain(*heap.others.values())):
         pool.clear()
-    return offset - of_small, of_small
+    return heap.large, heap.small
 
 
 # -- the large pool alone --------------------------------------------------------------------------------------------

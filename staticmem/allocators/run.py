@@ -14,13 +14,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from staticmem.allocators.from_trace import Builder
 from staticmem.allocators.process import Mark, Process
-from staticmem.eager.trace import Buffer, round_up
+from staticmem.eager.trace import ROUND, Buffer
 from staticmem.engine.held_outputs import BEFORE
 from staticmem.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 STATE, MODEL = ("optimizer_state",), ("parameter", "buffer", "communication")
 OF_PARAMETERS = (*STATE, "gradient")
@@ -64,8 +67,10 @@ class Run:
         self.asleep: dict[_Key, int] = {}  # the bytes of what is on the CPU
         self.loops: dict[str, _Loop] = {}
         self.gathered: dict[str, list[int]] = {}
-        self.builders: list[Builder | None] = [None]  # of each step, 0: of what comes before
         self.steps = 0
+        # what buffers go by, found once: steps of other sizes have the lists of one builder (`studies.lengths`)
+        self._names: dict[tuple[str, int], tuple[Sequence[Buffer], list[tuple[Buffer, _Key]]]] = {}
+        self._makes: dict[tuple[str, int], tuple[Sequence[str], set[tuple[str, str, str]]]] = {}
 
     @property
     def calls(self) -> list[int]:
@@ -107,14 +112,13 @@ class Run:
         first = of_loop is None
         if of_loop is None:
             of_loop = self.loops[loop] = _Loop(builder)
-        of_training = self._named(model, [*builder.state, *builder.gradients])
+        of_training = [*self._named(model, builder.state), *self._named(model, builder.gradients)]
         current.update({b.id: lasting[key] for b, key in of_training if key in lasting})
         if first:
             builder.bring_data()
             builder.allocate([b for b in builder.early if b.id not in current])
         self.steps += 1
         builder.starts.append(len(builder.sizes))
-        self.builders.append(builder)
         builder.marks.append(Mark(self.steps, "forward", len(builder.calls)))
         if not first:
             self._bring_batch(builder, of_loop)
@@ -140,11 +144,15 @@ class Run:
         """`optimizer.zero_grad()`: all gradients of the model's own parameters, and those of its parts that the step
         makes anew."""
         buffers = builder.trace.buffers
-        makes = {
-            self._owned(model, name)
-            for name, category in zip(buffers.names, buffers.categories, strict=True)
-            if category == "gradient"
-        }
+        place = model, id(buffers.names)
+        if place not in self._makes:
+            makes = {
+                self._owned(model, name)
+                for name, category in zip(buffers.names, buffers.categories, strict=True)
+                if category == "gradient"
+            }
+            self._makes[place] = buffers.names, makes
+        makes = self._makes[place][1]
         gone = [key for key in self.gradients if key[0] == model or key[:3] in makes]
         builder.calls += [~self.gradients.pop(key) for key in gone]
 
@@ -257,18 +265,17 @@ class Run:
         """The process, all of which counts: no step of it is left out because it repeats the one before."""
         return replace(self.last.process(), whole=True)
 
-    def live(self) -> list[int]:
+    def live(self) -> np.ndarray:
         """The bytes of tensors that are alive behind each call, whole blocks of 512 bytes; workspaces are none."""
+        import numpy as np  # late: a single step needs none
+
         process = self.process
         workspaces = {id for id, buffer in enumerate(process.buffers) if buffer < 0 and process.sources[id] < 0}
         workspaces -= {id for id, what in process.whats.items() if process.kernels[id] < 0 and what != "empty_cache"}
-        line, now = [], 0
-        for call in process.calls:
-            id = call if call >= 0 else ~call
-            size = 0 if id in workspaces else round_up(process.sizes[id])
-            now += size if call >= 0 else -size
-            line.append(now)
-        return line
+        calls = np.array(process.calls, dtype=np.int64)
+        sizes = -(-np.array(process.sizes, dtype=np.int64) // ROUND) * ROUND
+        sizes[list(workspaces)] = 0
+        return np.cumsum(np.where(calls >= 0, sizes[np.maximum(calls, ~calls)], -sizes[np.maximum(calls, ~calls)]))
 
     def _go_on(self, builder: Builder) -> None:
         if builder is not self.last:
@@ -278,12 +285,13 @@ class Run:
     def _keep(self, builder: Builder, model: str) -> None:
         """Takes down what a model has by now: a tensor that the code has replaced is in the variables of the loop."""
         current = builder.current
-        for buffer, key in self._named(model, [*builder.model, *builder.state, *builder.gradients]):
-            if buffer.id in current:
-                self.lasting[key] = current[buffer.id]
-                self.placed[key] = None
-            else:
-                self.lasting.pop(key, None)
+        for buffers in (builder.model, builder.state, builder.gradients):
+            for buffer, key in self._named(model, buffers):
+                if buffer.id in current:
+                    self.lasting[key] = current[buffer.id]
+                    self.placed[key] = None
+                else:
+                    self.lasting.pop(key, None)
 
     def _owners(self, model: str) -> set[str]:
         """Those whose parameters a model has: itself, and its parts."""
@@ -303,15 +311,18 @@ class Run:
         owners = self._owners(model)
         return [key for key in self.placed if key[0] in owners and key[1] in categories and key in self.lasting]
 
-    def _named(self, model: str, buffers: Iterable[Buffer]) -> list[tuple[Buffer, _Key]]:
+    def _named(self, model: str, buffers: Sequence[Buffer]) -> list[tuple[Buffer, _Key]]:
         """Buffers with what they go by; of several with one name each has its number."""
-        seen: Counter[tuple[str, str, str]] = Counter()
-        named = []
-        for buffer in buffers:
-            owned = self._owned(model, buffer.name, buffer.category)
-            named.append((buffer, (*owned, seen[owned])))
-            seen[owned] += 1
-        return named
+        place = model, id(buffers)
+        if place not in self._names:
+            seen: Counter[tuple[str, str, str]] = Counter()
+            named = []
+            for buffer in buffers:
+                owned = self._owned(model, buffer.name, buffer.category)
+                named.append((buffer, (*owned, seen[owned])))
+                seen[owned] += 1
+            self._names[place] = buffers, named  # who is kept has its place in memory alone
+        return self._names[place][1]
 
     def _check_parts(self, model: str, named: Sequence[tuple[Buffer, _Key]]) -> None:
         """Raises UsageError where a part is no module with parameters, or has none in common with who has it."""

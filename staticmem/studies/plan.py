@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from staticmem.allocators.band import JITTERS, JITTERS_OF_LONG, LONG, JitteredSizes, Replays, is_quick, jitters
 from staticmem.allocators.from_trace import Builder
 from staticmem.allocators.process import Process
 from staticmem.allocators.result import Replay
 from staticmem.allocators.run import MODEL, STATE, Run
-from staticmem.allocators.settings import ascending, parse_settings
+from staticmem.allocators.settings import Layout, ascending, parse_settings
+from staticmem.allocators.stretches import Stretches
 from staticmem.config.config import Budget, Config, of_node
 from staticmem.config.discover import read
 from staticmem.config.fields import HOST, SOFTWARE
@@ -39,6 +40,7 @@ from staticmem.report.sweep import SCHEMA as SWEEP_SCHEMA
 from staticmem.report.sweep import CardFit, Check, Sweep, SweepRow
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import request_of
+from staticmem.studies import without_cycle_search
 from staticmem.studies.budgets import check
 from staticmem.studies.device import DEFAULT_GPU, device_of, gpu_fit
 from staticmem.studies.host import host_of_instants
@@ -46,7 +48,11 @@ from staticmem.studies.lengths import AT_WORST, Lengths, Shape, ShapedBuilders
 from staticmem.studies.study import Study, key_of
 from staticmem.units import Band
 
+if TYPE_CHECKING:
+    import numpy as np
+
 POINTS = 400  # of the timeline
+SHORT = 100_000  # calls of a long run in the replays of its band
 
 
 @dataclass
@@ -67,7 +73,22 @@ class Played:
 
     process: Process
     moments: tuple[_Moment, ...]
-    live: Sequence[int]
+    live: np.ndarray
+
+    @cached_property
+    def stops(self) -> list[int]:
+        """The calls at which memory is asked for: between instants, steps and points of the timeline."""
+        stops = {0, len(self.process.calls)}
+        for number, moment in enumerate(self.moments):
+            stops.update((moment.start, moment.end, *moment.steps, *self.points_of(number)))
+        return sorted(stops)
+
+    def points_of(self, number: int) -> list[int]:
+        """The stops of an instant in the timeline, its ends among them."""
+        moment = self.moments[number]
+        length = moment.end - moment.start
+        count = max(1, min(POINTS * length // max(len(self.process.calls), 1), length))
+        return [moment.start + part * length // count for part in range(count + 1)]
 
 
 class PlanStudy:
@@ -161,8 +182,8 @@ class PlanStudy:
 
     # -- the process ---------------------------------------------------------------------------------------------
 
-    def play(self, instants: Sequence[Instant]) -> Played:
-        """The process of some instants."""
+    def play(self, instants: Sequence[Instant], steps: Sequence[Sequence[int]] = ()) -> Played:
+        """The process of some instants; `steps`: of each the numbers of those that it has, all by default."""
         self._builders.clear()  # a builder is of one process
         for number, one in enumerate(instants):
             if WORDS[one.word].mode:
@@ -170,7 +191,7 @@ class PlanStudy:
             self.progress(number + 1, 2 * len(instants))
         first = next(one for one in instants if WORDS[one.word].mode)
         parts = {name: source.parts for name, source in self.plan.models.items()}
-        player = _Player(self, Run(self.builder(self.study(first)), parts))
+        player = _Player(self, Run(self.builder(self.study(first)), parts), steps)
         for one in instants:
             player.play(one)
         run = player.run
@@ -178,6 +199,7 @@ class PlanStudy:
 
     # -- the report ----------------------------------------------------------------------------------------------
 
+    @without_cycle_search()
     def report(self) -> RunReport:
         """The meters of every instant, the verdict, and what makes it fit."""
         played = self.play(self.plan.instants)
@@ -205,8 +227,8 @@ class PlanStudy:
             changes=changes,
             assumed=tuple(self._assumed()),
             points=tuple(meters.points()),
-            retries=meters.nominal.retries,
-            returned_bytes=meters.nominal.returned,
+            retries=meters.retries,
+            returned_bytes=meters.replay.returned if meters.replay is not None else 0,
             host=host_of_instants(list(self._on_host())),
         )
 
@@ -292,8 +314,8 @@ def _at_shape(instant: Instant, shape: Shape) -> Instant:
 class _Player:
     """Plays instants in a run."""
 
-    def __init__(self, plan: PlanStudy, run: Run) -> None:
-        self.plan, self.run = plan, run
+    def __init__(self, plan: PlanStudy, run: Run, steps: Sequence[Sequence[int]] = ()) -> None:
+        self.plan, self.run, self.steps = plan, run, steps
         self.moments: list[_Moment] = []
 
     def play(self, instant: Instant) -> None:
@@ -312,6 +334,8 @@ class _Player:
         in_function = not trains and instant.own.get("function", True)
         loop = f"{instant.word} {instant.model}"
         gather = instant.own.get("gather", NOTHING)
+        if self.steps:
+            builders = [builders[at] for at in self.steps[len(self.moments) - 1]]
         for builder in builders:
             self.run.step(builder, instant.model, loop)
             if gather != NOTHING:
@@ -372,62 +396,104 @@ class _Meters:
 
     def __init__(self, plan: PlanStudy, played: Played, device: Device) -> None:
         self.plan, self.played, self.device = plan, played, device
-        process = played.process
-        self.free = replay_on(process, replace(device, bounded=False), None)
-        self.nominal = self.free
+        process, stops = played.process, played.stops
+        self.is_quick = is_quick(process, device.settings)
+        self.replay: Replay | None = None  # the one that the figures are of, where it is a whole one
+        if self.is_quick:
+            self.nominal = Stretches.serve(process, stops)
+        else:
+            self.replay = replay_on(process, replace(device, bounded=False), None)
+            self.nominal = Stretches.of(self.replay, stops)
+        self.free_reserved = self.nominal.reserved
         self.pressed: Replay | None = None
         self.context = device.setup.profile.overhead(device.gpu)
-        if device.bounded and self.free.peak_reserved + self.context.expected > usable_on(device):
+        if device.bounded and self.free_reserved + self.context.expected > usable_on(device):
             self.pressed = replay_on(process, device, capacity_of(device))
             if self.pressed.oom is None:
-                self.nominal = self.pressed
-        self._jittered: list[Replay] = []
+                self.replay, self.nominal = self.pressed, Stretches.of(self.pressed, stops)
+        self._jittered: list[Stretches] = []
         self._ends = (0, 0)  # of a long run: by how much its band is below, and above, what is expected
-        if len(process.calls) > LONG and is_quick(process, device.settings):
-            low, high = Replays(process, None).reserved
-            self._ends = max(self.free.peak_reserved - low, 0), max(high - self.free.peak_reserved, 0)
+        if len(process.calls) > LONG and self.is_quick:
+            short = self._shortened()
+            replays = Replays(short.process, None)
+            (low, high), (reserved, _) = replays.reserved, replays.nominal_reserved
+            self._ends = max(reserved - low, 0), max(high - reserved, 0)
         else:
             self._jittered = list(self._jitters())
         self.instants = [self._instant(moment) for moment in played.moments]
 
-    def _jitters(self) -> Iterator[Replay]:
-        process, settings = self.played.process, self.device.settings
-        from staticmem.allocators.cuda_caching import simulate  # late: a single step with default settings needs none
+    @property
+    def retries(self) -> int:
+        return self.replay.retries if self.replay is not None else 0
 
-        total = self.device.gpu.usable if self.device.bounded else None
+    def _shortened(self) -> Played:
+        """The run with the steps in which reserved memory grows, the first of each instant, and the last: the others
+        open no segment, and in the replays of a band neither, as a test shows."""
+        moments = self.played.moments
+        calls = len(self.played.process.calls)
+        first = max(max(len(moment.steps) for moment in moments) * SHORT // calls, AT_WORST)
+        chosen: list[list[int]] = []
+        for moment in moments:
+            ends = [moment.start, *moment.steps]
+            reserved = [self.nominal.at_stop(end)[1] for end in ends]
+            chosen.append(
+                [
+                    number
+                    for number in range(len(moment.steps))
+                    if number < first
+                    or moment.instant.own.get("gather", NOTHING) != NOTHING  # each adds to what is gathered
+                    or number >= len(moment.steps) - AT_WORST
+                    or reserved[number + 1] > reserved[number]
+                ]
+            )
+        return self.plan.play([moment.instant for moment in moments], chosen)
+
+    def _jitters(self) -> Iterator[Stretches]:
+        process = self.played.process
         sizes = JitteredSizes(process)
         count = JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG
-        for number, (scale, layout) in enumerate(jitters(count)):
-            yield simulate(process.served(sizes.scaled(scale, number + 1)), settings, total=total, layout=layout)
-        if process.bounds:
-            for most in (False, True):
-                yield simulate(process.served(process.bound(most)), settings, total=total, layout=ascending)
+        tries = [(sizes.scaled(scale, at + 1), layout) for at, (scale, layout) in enumerate(jitters(count))]
+        tries += [(process.bound(most), ascending) for most in (False, True) if process.bounds]
+        for changed, layout in tries:
+            yield from self._jitter(changed, layout)
+
+    def _jitter(self, sizes: Sequence[int], layout: Layout) -> Iterator[Stretches]:
+        """The replay with other sizes; none where that runs out of memory."""
+        process, stops, settings = self.played.process, self.played.stops, self.device.settings
+        if self.is_quick:
+            yield Stretches.serve(process, stops, sizes, layout)
+            return
+        from staticmem.allocators.cuda_caching import simulate  # late: a run with default settings needs none
+
+        total = self.device.gpu.usable if self.device.bounded else None
+        replay = simulate(process.served(sizes), settings, total=total, layout=layout)
+        if replay.oom is None:
+            yield Stretches.of(replay, stops)
 
     def _instant(self, moment: _Moment) -> InstantReport:
-        start, end = max(moment.start - 1, 0), max(moment.end, moment.start, 1)
-        allocated, reserved = self.nominal.peak_between(start, end)
+        start, end = moment.start, moment.end
+        allocated, reserved = self.nominal.between(start, end)
         band = self._band(moment, start, end, reserved)
-        last = end - 1
+        allocated_left, reserved_left = self.nominal.at_stop(end)
         oom = self.pressed.oom if self.pressed is not None else None
-        runs_out = oom is not None and moment.start <= oom.time < moment.end
-        live = self.played.live[start:end] if self.played.live else [0]
+        runs_out = oom is not None and start <= oom.time < end
+        live = self.played.live[max(start - 1, 0) : end]
+        given_back = self.replay.segment_events if self.replay is not None else ()
         instant = moment.instant
         return InstantReport(
             name=instant.name or instant.word,
             does=instant.word,
             model=instant.model,
             times=instant.times,
-            live_bytes=max(live, default=0),
+            live_bytes=int(live.max(initial=0)),
             allocated_bytes=allocated,
             reserved_bytes=reserved,
             device_bytes=band.expected,
             device_low_bytes=band.low,
             device_high_bytes=band.high,
-            left_bytes=self.played.live[last] if self.played.live else 0,
-            cached_bytes=self.nominal._reserved[last] - self.nominal._allocated[last],
-            returned_bytes=sum(
-                -event.change for event in self.nominal.segment_events if start < event.time < end and event.change < 0
-            ),
+            left_bytes=int(live[-1]) if len(live) else 0,
+            cached_bytes=reserved_left - allocated_left,
+            returned_bytes=sum(-event.change for event in given_back if start <= event.time < end and event.change < 0),
             runs_out=runs_out,
             ran=sum(oom is None or step <= oom.time for step in moment.steps),
             lengths=None if moment.lengths is None else self._settled(moment, moment.lengths),
@@ -435,14 +501,14 @@ class _Meters:
 
     def _settled(self, moment: _Moment, lengths: LengthsInfo) -> LengthsInfo:
         """With what the drawn batches reserve, and the step of them in which reserved memory grew last."""
-        line, ends = self.nominal._reserved, moment.steps[:-AT_WORST]
-        peaks = [max(line[start:end]) for start, end in pairwise([moment.start, *ends])]
+        ends = moment.steps[:-AT_WORST]
+        peaks = [self.nominal.between(start, end)[1] for start, end in pairwise([moment.start, *ends])]
         top = max(peaks, default=0)
         return replace(lengths, reserved_bytes=top, settled_after=1 + peaks.index(top) if peaks else 0)
 
     def _band(self, moment: _Moment, start: int, end: int, reserved: int) -> Band:
         """The device memory of an instant."""
-        peaks = [replay.peak_between(start, end)[1] for replay in self._jittered if replay.oom is None]
+        peaks = [stretches.between(start, end)[1] for stretches in self._jittered]
         band = Band(min([reserved, *peaks]), reserved, max([reserved, *peaks])).widened(*self._ends)
         if moment.study is not None:
             band = band.widened(*moment.study.spread).widened(0, sum_slack_of_caches(moment.study.result))
@@ -465,7 +531,7 @@ class _Meters:
             max(one.device_bytes for one in needs),
             max(one.device_high_bytes for one in needs),
         )
-        return verdict(needed, usable_on(self.device), tight=self.nominal.retries > 0, standing=self._standing())
+        return verdict(needed, usable_on(self.device), tight=self.retries > 0, standing=self._standing())
 
     def _standing(self) -> Standing:
         """Whether the card runs all steps."""
@@ -475,13 +541,9 @@ class _Meters:
 
     def points(self) -> Iterator[tuple[int, int, int]]:
         """The timeline, instant by instant."""
-        whole = max(len(self.played.process.calls), 1)
-        for number, moment in enumerate(self.played.moments):
-            count = max(1, min(POINTS * (moment.end - moment.start) // whole, moment.end - moment.start))
-            for part in range(count):
-                start = moment.start + part * (moment.end - moment.start) // count
-                end = moment.start + (part + 1) * (moment.end - moment.start) // count
-                yield (number, *self.nominal.peak_between(max(start - 1, 0), max(end, start, 1)))
+        for number in range(len(self.played.moments)):
+            for start, end in pairwise(self.played.points_of(number)):
+                yield (number, *self.nominal.between(start, end))
 
 
 def plan(source: str | os.PathLike[str] | Mapping[str, Any], gpu: str | None = None) -> RunReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from staticmem.allocators.cuda_caching import simulate
 from staticmem.allocators.peaks import LargePool, Peaks, joined, large_ids, outline, reserve, serve
 from staticmem.allocators.process import RELEASE, Event, Mark, Origins, Process
 from staticmem.allocators.settings import Layout, ascending, descending, shuffled
+from staticmem.allocators.stretches import Stretches
 
 MIB = 2**20
 SIZES = st.one_of(
@@ -78,6 +80,23 @@ def test_rounding_is_that_of_the_replay(process: tuple[list[int], list[int]]) ->
     alive = [id for id in calls[: found.peak_allocated_at + 1] if id >= 0]
     alive = [id for id in alive if ~id not in calls[: found.peak_allocated_at + 1]]
     assert found.peak_allocated - found.rounding == sum(-(-sizes[id] // 512) * 512 for id in alive)
+
+
+@given(processes(), st.lists(st.integers(0, 240), max_size=12), LAYOUTS)
+@settings(max_examples=200, deadline=None)
+def test_stretches_are_those_of_the_replay(
+    process: tuple[list[int], list[int]], drawn: list[int], layout: Layout
+) -> None:
+    calls, sizes = process
+    stops = sorted({0, len(calls), *(stop for stop in drawn if stop < len(calls))})
+    asked = Process(tuple(calls), tuple(sizes), Origins([], [], [0], {}), (), (), {})
+    whole = Stretches.of(simulate(asked.events, layout=layout), stops)
+    assert Stretches.serve(asked, stops, layout=layout) == whole
+    for start, end in pairwise(stops):
+        allocated, reserved = whole.at_stop(start)
+        most = whole.peaks[stops.index(start)]
+        assert whole.between(start, end) == (max(allocated, most[0]), max(reserved, most[1]))
+        assert whole.at_stop(end) <= whole.between(start, end)
 
 
 def test_what_is_released_at_once_is_one_call() -> None:

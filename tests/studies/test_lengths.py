@@ -10,11 +10,16 @@ import pytest
 from onnx import TensorProto, helper
 
 import staticmem
+from staticmem.allocators.band import Replays
 from staticmem.allocators.from_trace import Builder
+from staticmem.config.config import of_node
 from staticmem.devices.kernels import KernelWorkspaces
+from staticmem.documents import of_plain
 from staticmem.errors import StaticmemError, UsageError
 from staticmem.studies import Request, Study
+from staticmem.studies import plan as plans
 from staticmem.studies.lengths import Lengths, Shape, ShapedBuilders
+from staticmem.studies.plan import study_of_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,6 +168,28 @@ def test_reserved_memory_of_many_lengths_is_more_than_that_of_the_longest(tmp_pa
         many.to_json()
         == run_of({**options, "lengths": {"dim": "seq", "source": "uniform(200, 900)", "seed": 1}}).to_json()
     )
+
+
+@pytest.mark.parametrize("source", ["uniform(200, 900)", "lognormal(5, 0.6)"])
+def test_the_band_of_a_long_run_is_that_of_all_its_steps(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its replays have a fifth of the steps: the first, the last, and those in which reserved memory grows."""
+    lengths = {"dim": "seq", "source": source, "most": 1024, "seed": 2}
+    step = {"batch": 16, "optimizer": "adam", "times": 150, "lengths": lengths}
+    node = {"version": 1, "model": attention(tmp_path / "attention.onnx"), "plan": {"instants": [{"step": step}]}}
+    study = study_of_config(of_node(of_plain(node, "test", ""), ""), "l4")
+    played = study.play(study.plan.instants)
+    monkeypatch.setattr(plans, "LONG", 1)
+    monkeypatch.setattr(plans, "SHORT", len(played.process.calls) // 10)
+    meters = plans._Meters(study, played, study.device)
+    short = meters._shortened()
+    assert len(short.moments[0].steps) < 40
+    whole = Replays(played.process, None)
+    (low, high), (reserved, _) = whole.reserved, whole.nominal_reserved
+    assert meters.nominal.reserved == reserved
+    assert meters._ends == (reserved - low, high - reserved)
+    assert high > reserved > low
 
 
 def test_shapes_whose_sizes_lie_on_no_line_have_those_of_larger_ones() -> None:
