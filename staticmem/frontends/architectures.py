@@ -53,6 +53,7 @@ class Option:
 
 
 _YES = ("yes", "no")
+_DETECTORS = ("transformers", "torchvision")
 OPTIONS: Mapping[str, Option] = {
     "head": Option("the class of transformers (default: the first of `architectures`)", ("transformers",), text=True),
     "attention": Option("default: what transformers takes", ("transformers",), ("sdpa", "eager")),
@@ -70,7 +71,7 @@ OPTIONS: Mapping[str, Option] = {
     "size": Option("height and width of the example image (default: the model's own)"),
     "dequantize": Option("packed weights are loaded whole (default: no)", ("transformers",), _YES),
     "images": Option("beside the text of a sample (default: 1)", ("transformers",)),
-    "boxes": Option("with their classes, of each image that a detector trains with (default: 8)", ("transformers",)),
+    "boxes": Option("with their classes, of each image that a detector trains with (default: 8)", _DETECTORS),
     "frames": Option("of sound (default: as many as its encoder takes, else 512)", ("transformers",)),
     "samples": Option("of sound (default: 16000)", ("transformers",)),
 }

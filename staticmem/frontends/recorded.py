@@ -91,7 +91,7 @@ class RecordedModel(ModelFile):
             self.symbols = {
                 fields.text(name): SymbolRange(fields.size(low), None if high is None else fields.size(high))
                 for name, (low, high) in fields.mapping(self.document["symbols"]).items()
-            } | dict.fromkeys(self.in_data, SymbolRange(1, None))
+            } | dict.fromkeys((*self.in_data, *self.document.get("limits", {})), SymbolRange(1, None))
             self.replaced = {
                 fields.text(name): fields.text(size)
                 for name, size in fields.mapping(self.document.get("replaced", {})).items()
@@ -104,6 +104,12 @@ class RecordedModel(ModelFile):
             self.fixed_axes = {fields.text(place): fields.text(name) for place, name in fixed.items()}
             read = [fields.text(place) for place in fields.items(self.document.get("read_values", []))]
             self.notes += [_note_of_read(read)] if read else []
+            drawn = [fields.text(place) for place in fields.items(self.document.get("drawn_values", []))]
+            self.notes += [_note_of_drawn(drawn)] if drawn else []
+            self.limits = {
+                fields.text(name): (fields.size(value), fields.size(least), fields.boolean(training))
+                for name, (value, least, training) in fields.mapping(self.document.get("limits", {})).items()
+            }
             self.loss_function = fields.text(self.document.get("loss_function", ""))
             self.inputs_of_mode = {
                 fields.text(name): fields.boolean(training)
@@ -168,6 +174,15 @@ def _branches(rows: Sequence[Any]) -> list[Note]:
         f"{more}. Other inputs may take another way, with other memory"
     )
     return [Note("warning", "SM387", text)]
+
+
+def _note_of_drawn(places: Sequence[str]) -> Note:
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    text = (
+        f"what the network finds is in the data ({', '.join(places[:3])}{more}), and was drawn at random: so many boxes "
+        "are found that the model's own limits decide how many remain"
+    )
+    return Note("assumption", "SM392", text)
 
 
 def _note_of_read(places: Sequence[str]) -> Note:
@@ -267,6 +282,34 @@ class _Programs:
         return with_other_call(graph, decoder().graph(fields.mapping(program["other_call"])))
 
 
+def _open_limits(model: RecordedModel, training: bool, given: Mapping[str, int]) -> dict[str, tuple[int, int]]:
+    """The sizes of a mode that the model's own limits decide where nobody gives them, with the least of each."""
+    return {
+        name: (value, least)
+        for name, (value, least, of_training) in model.limits.items()
+        if of_training is training and name not in given
+    }
+
+
+def _notes_of_limits(model: RecordedModel, training: bool, given: Mapping[str, int]) -> list[Note]:
+    return [
+        Note(
+            "assumption",
+            "SM326",
+            f"{name} of an image are in the data and were taken as {value:,}, the most that the model's own limit lets "
+            f"through (--dim {name}=N sets it)",
+        )
+        for name, (value, _) in _open_limits(model, training, given).items()
+    ]
+
+
+def _least_of_limits(model: RecordedModel, training: bool, given: Mapping[str, int]) -> dict[str, int]:
+    """The least of them, at which a model that is built on demand is recorded too."""
+    if not model.is_recorded_again:
+        return {}
+    return {name: least for name, (value, least) in _open_limits(model, training, given).items() if least < value}
+
+
 class _Program:
     """Translates one program, of the mode `training` and `recorded_amp`, at one binding. `amp` is the dtype of the
     autocast that is asked for, `cast` that of the cast module that the program is of."""
@@ -283,9 +326,9 @@ class _Program:
         self.cast = cast
         self.flags = written.usual_flags(training, None if recorded_amp is None else _HALVES[recorded_amp].name)
         self.symbols = dict(binding.symbols)
-        self.notes: list[Note] = [*model.notes]
+        self.notes: list[Note] = [*model.notes, *_notes_of_limits(model, training, binding.symbols)]
         self.sizes: dict[str, int] = {}
-        self.least_in_data: dict[str, int] = {}
+        self.least_in_data = _least_of_limits(model, training, binding.symbols)
         self.targets = [fields.text(t) for t in fields.items(document["targets"])]
         self.stacks = _stacks(fields.items(document["stacks"]))
         self.called = [fields.mapping(f) for f in fields.items(document["functions"])]

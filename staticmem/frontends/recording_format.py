@@ -33,6 +33,8 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `own_loss` | of transformers: the loss is the one that the model computes from labels |
 | `unlabelled` | of transformers: why its own loss could not be recorded |
 | `read_values` | where the code read values of its inputs, which were those of the example (older lack it) |
+| `drawn_values` | where the code read what its network found, which was drawn (older lack it) |
+| `limits` | sizes that limits of the code decide: value, the least, whether they are of training (older lack it) |
 | `fixed_axes` | of a model that is built on demand: names of sizes that the code fixed, by their places |
 | `asked_of_gpu` | functions that told the code which GPU it runs on, with the answers of an H100 (older lack it) |
 

@@ -13,15 +13,30 @@ from typing import Any
 from staticmem.eager.autograd import Formula, Grads
 from staticmem.eager.context import Eager
 from staticmem.eager.tensor import Tensor
+from staticmem.eager.trace import Indices
 from staticmem.ir import dtypes
 from staticmem.ops.pointwise import gradient_like
-from staticmem.ops.registry import rule
+from staticmem.ops.registry import KernelCall, Temporary, rule, workspace
+from staticmem.units import exactly
+
+_BOXES_OF_BLOCK = 64  # nms_kernel.cu, `threadsPerBlock`: bits of a word of the mask
 
 
 @rule("torchvision::nms", kinds=("data_sized",), autocast="float32")
 def nms(e: Eager, dets: Tensor, scores: Tensor, iou_threshold: float, *, size: int | None = None) -> Tensor:
     """int64 positions of the boxes that are kept (at most all of them), without gradient."""
-    return e.empty((dets.shape[0] if size is None else size,), dtypes.int64, kernel="torchvision.nms.default")
+    kept = e.empty((dets.shape[0] if size is None else size,), dtypes.int64, kernel="torchvision.nms.default")
+    e.reads(Indices(dets.shape[0]))
+    return kept
+
+
+@workspace("torchvision.nms.default")
+def nms_mask(call: KernelCall) -> list[Temporary]:
+    """Which boxes each one covers, a bit for each; their order, and the boxes in it (csrc/ops/cuda/nms_kernel.cu)."""
+    boxes = call.indices
+    mask = boxes * -(-boxes // _BOXES_OF_BLOCK) * dtypes.int64.itemsize
+    ordered = boxes * (dtypes.int64.itemsize + 4 * dtypes.float32.itemsize)
+    return [Temporary(exactly(ordered), "nms: boxes in order"), Temporary(exactly(mask), "nms: mask")]
 
 
 def _pooled(

@@ -105,18 +105,23 @@ def _recorded_once(built: Built, job: Mapping[str, Any]) -> dict[str, Any]:
 
     loop = Loop(built.of_mode, built.begin)
     as_given = job.get("sizes") is not None
-    record_it = partial(record, input_values=built.input_values, as_given=as_given, part=job.get("part", ALL))
+    record_it = partial(
+        record, input_values=built.input_values, as_given=as_given, part=job.get("part", ALL), spread=built.spread
+    )
     try:
         with matched_without_data():
             document = record_it(built.module, built.args, built.kwargs, built.loss, axes=built.axes, loop=loop)
     except StaticmemError as error:
-        if not built.of_mode or "labels" in job.get("options", {}) or built.repair(error):
+        fixed = "labels" in job.get("options", {}) or built.spread is not None
+        if not built.of_mode or fixed or built.repair(error):
             raise
         kwargs, axes = built.of_all_modes()
         document = record_it(built.module, built.args, kwargs, axes=axes, loop=Loop(begin=built.begin))
         document["unlabelled"] = error.why
     told = {"use_cache": built.uses_cache, "own_loss": document["loss"]}
-    told |= {"packed": built.packed, "stored": built.stored}
+    told |= {"packed": built.packed, "stored": built.stored, "limits": {k: list(v) for k, v in built.limits.items()}}
+    document["sizes"]["example"].update({name: value for name, (value, *_) in built.limits.items()})
+    document["sizes"]["conditions"] += [f"Eq({name},{value})" for name, (value, *_) in built.limits.items()]
     return {**document, **{key: value for key, value in told.items() if value}}
 
 
@@ -322,17 +327,23 @@ def _timm(job: Mapping[str, Any]) -> Built:
 
 
 def _torchvision(job: Mapping[str, Any]) -> Built:
+    import torch
     from torchvision import models
+
+    from staticmem.recording.detectors import as_by_default, detector
 
     name, example = job["name"], Example(job)
     if name not in models.list_models():
         raise FailedError("unknown", "the installed torchvision has no model of this name")
+    builder = models.get_model_builder(name)
+    if ".models.detection." in builder.__module__:
+        return detector(_on_meta(lambda: as_by_default(builder)), example, getattr(torch, job["options"].get("dtype") or "float32"))
     try:
         model = _on_meta(lambda: models.get_model(name, weights=None, weights_backbone=None))
     except (TypeError, ValueError):  # it has no backbone of its own
         model = _on_meta(lambda: models.get_model(name, weights=None))
-    if "targets" in inspect.signature(model.forward).parameters or ".models.video" in type(model).__module__:
-        raise FailedError("refused", "its inputs are not a batch of images: targets of a detector, or a video")
+    if ".models.video" in type(model).__module__:
+        raise FailedError("refused", "its input is a video, not a batch of images")
     side = _image_side(models, name, model)
     return _add_images(job, model, example, 3, side, side)
 

@@ -104,7 +104,7 @@ class BuiltModel(RecordedModel):
 
     def holds(self, sizes: Mapping[str, int], training: bool) -> bool:
         """Whether the code takes the way that was recorded."""
-        if any(sizes.get(name) != self.sizes.example.get(name) for name in self.fixed_axes.values()):
+        if any(sizes.get(name) != self.sizes.example.get(name) for name in (*self.fixed_axes.values(), *self.limits)):
             return False
         asked = (self.sizes, self.training_sizes) if training else (self.sizes,)
         return all(one.refusal(sizes) is None for one in asked)

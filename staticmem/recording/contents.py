@@ -1,11 +1,13 @@
 """What tensors hold while code is recorded, for code that asks: `if torch.all(mask == 1)`, `int(lengths.max())`.
 
 A recording has fake tensors, which hold nothing. A mode that is told what some of them hold computes beside the
-recording, on the CPU, what follows from that, and answers what the code reads. It is told in two cases:
+recording, on the CPU, what follows from that, and answers what the code reads. It is told in three cases:
 
 - Code that cannot be recorded without is recorded again as it runs on the example inputs (`Contents.follows`), with the
   weights where there are few. Sizes that come out of tensors stay open, as in any recording, unless the code makes them
   integers. What the code reads is that of the example, also of a batch of 1 that is recorded as 2.
+- Code that picks boxes by what a network found is recorded with findings that are drawn at random (`Contents.spread`):
+  the results of its products and convolutions. What the code makes of them is computed.
 - Some inputs are known, as grids of images and the tokens that stand for them (`Contents.reads`). Small tensors alone
   are computed, and numbers that the code reads are those of the recording, which holds at the sizes recorded that they
   depend on (`Contents.fixed`).
@@ -16,6 +18,7 @@ PyTorch asks its `ShapeEnv`, which takes the values of such a run for what it do
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils.flop_counter import flop_registry
 
 from staticmem.recording.holders import Line
 
@@ -42,6 +46,9 @@ _SPREAD = 0.02  # of weights that have no bytes, as most code draws them
 _CONTENT = "_staticmem_content"  # the attribute of a fake tensor: the real one, and the sizes that it depends on
 _KNOWN, _SIZES, _SAID = "real_tensor_prop_unbacked_vals", "backed_var_to_val", "_log_real_tensor_propagation"
 _READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_ALSO_READ = ("torchvision::nms",)  # without a tag, and with as many results as the data have
+MOST_DRAWN = 1 << 20  # elements for each sample: what a network finds in an image of 1,333 x 800 has 801,600
+_PATTERN = (1 << 20) - 3  # a prime: numbers that are drawn, and repeated
 # masks of transformers 5 look tokens up in it, under vmap
 _INDEXING, _MOD_INDEX = "torch._dynamo._trace_wrapped_higher_order_op", "mod_index"
 
@@ -61,8 +68,10 @@ def can_follow() -> bool:
 class Contents:
     """What the tensors of one recording hold, as far as it is known."""
 
-    def __init__(self, mode: KnownContents, follows: bool, reads: bool) -> None:
+    def __init__(self, mode: KnownContents, follows: bool, reads: bool, spread: float | None = None) -> None:
         self.mode, self.env, self.follows, self.reads = mode, mode.shape_env, follows, reads
+        self.spread = spread  # the standard deviation of what is drawn
+        self.pattern: torch.Tensor | None = None
         self.given: list[tuple[torch.Tensor, torch.Tensor]] = []  # what is told: of a fake tensor, and never written to
         self.fixed: set[Any] = set()
         self.answers: dict[Line, dict[str, None]] = {}  # in the order in which a line had them
@@ -123,31 +132,57 @@ class Contents:
         """As a recording has them: file, line, function and answers; or places alone, where some inputs are known."""
         if self.reads:
             read = [f"{file.rpartition('/')[2]}:{line} in {function}" for file, line, function in self.answers]
-            return {"read_values": read[:20]} if read else {}
+            key = "read_values" if self.spread is None else "drawn_values"
+            return {key: read[:20]} if read else {}
         return {"decided": [[*place, ", then ".join(answers)] for place, answers in self.answers.items()]}
 
     # -- what is computed ----------------------------------------------------------------------------------------
 
     def run(self, func: Any, args: Any, kwargs: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """The result of an op, which `make` has of fake tensors, with what it holds."""
-        is_read = any(tag in func.tags for tag in _READS)
+        is_read = any(tag in func.tags for tag in _READS) or func.name() in _ALSO_READ
         if self.busy and not is_read:
             return make()
+        if self.spread is not None and func._overloadpacket in flop_registry:  # those that PyTorch counts operations of
+            return self._drawn(self._make_alone(make))
         symbols: set[Any] = set()
         try:
             own = tree_map(partial(self._real, symbols=symbols), (list(args), dict(kwargs)))
             real = self._computed(func, own) if is_read else None
         except _UnknownError:
             self._forget(func, args, kwargs)
-            return self._make_alone(make)
+            return self._renewed(func, self._make_alone(make))
         if is_read:
             return self._answered(real, frozenset(symbols), make)
-        result = self._make_alone(make)
+        result = self._renewed(func, self._make_alone(make))
         try:
             self._check_size(result, any(isinstance(x, torch.Tensor) for x in tree_leaves(own)))
             self._keep(result, self._computed(func, own), frozenset(symbols))
         except _UnknownError:
             self._forget(func, args, kwargs)
+        return result
+
+    def _renewed(self, func: Any, result: Any) -> Any:
+        """The result, whose storage, where it is a new one, is not the one that had its address."""
+        if not any(value.alias_info for value in func._schema.returns):
+            self.stale -= {_storage(x) for x in tree_leaves(result) if isinstance(x, FakeTensor)}
+        return result
+
+    def _drawn(self, result: Any) -> Any:
+        """The result with numbers that are drawn, where it is not one of the large ones between layers."""
+        for tensor in tree_leaves(result):
+            if not isinstance(tensor, FakeTensor) or not tensor.dim():
+                continue
+            self.stale.discard(_storage(tensor))
+            shape = [int(self._number(size)) for size in tensor.shape]
+            count = math.prod(shape)
+            if not 0 < count <= MOST_DRAWN * shape[0] or self.held + 4 * count > MOST_HELD:
+                continue
+            with _disable_current_modes(), no_dispatch():
+                if self.pattern is None:
+                    self.pattern = torch.empty(_PATTERN).normal_(0, self.spread, generator=self.random)
+                real = self.pattern.repeat(-(-count // _PATTERN))[:count].view(shape).to(_wide(tensor.dtype))
+            self._keep(tensor, real, frozenset())
         return result
 
     def _answered(self, real: Any, symbols: frozenset[Any], make: Callable[[], Any]) -> Any:
@@ -195,7 +230,7 @@ class Contents:
             if isinstance(tensor, torch.Tensor):
                 elements = int(self._number(tensor.numel()))
                 size += elements * _wide(tensor.dtype).itemsize
-                if elements > most and not self.follows:
+                if elements > most and not self.follows and self.spread is None:
                     raise _UnknownError
         if self.held + size > MOST_HELD:
             raise _UnknownError
@@ -293,6 +328,12 @@ class KnownContents(FakeTensorMode):  # type: ignore[misc]
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         make = partial(super().dispatch, func, types, args, kwargs or {})
         return make() if self.contents is None else self.contents.run(func, args, kwargs or {}, make)
+
+
+def assume(tensor: torch.Tensor, contents: torch.Tensor) -> None:
+    """Has a tensor of a recording hold other numbers than those that were computed, if any were."""
+    if hasattr(tensor, _CONTENT):
+        setattr(tensor, _CONTENT, (contents, frozenset()))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

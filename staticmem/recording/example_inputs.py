@@ -27,6 +27,8 @@ class Built:
     input_values: dict[str, Any] = field(default_factory=dict)  # of inputs that the code reads (`contents.Made`)
     repair: Callable[[BaseException], bool] = lambda error: False  # adds what the code asked for, if anything
     changes: int = 0  # of the inputs
+    spread: float | None = None  # of what the network finds, where it is drawn
+    limits: dict[str, tuple[int, int, bool]] = field(default_factory=dict)  # as `limits` of `recording_format`
     leaves: dict[str, int] = field(default_factory=dict)  # of inputs that are lists: the tensors in them
 
     def add(self, name: str, dtype: Any, sizes: Sides) -> None:

@@ -16,7 +16,7 @@ _ALSO = re.compile(r"^(start_positions|end_positions|bool_masked_pos|future_valu
 _CLASSIFIES = re.compile(r"(Sequence|Image|Audio|Video)Classification$")
 # heads that have a label for each token; the documentation of some is that of a classifier (T5)
 _OF_TOKENS = re.compile(r"(LM|LMHeadModel|ConditionalGeneration|PreTraining|TokenClassification)$")
-_BOXES = 8  # of an example: those of an image of COCO are some seven (Lin et al. 2014, 7.7 instances)
+BOXES = 8  # of an example: those of an image of COCO are some seven (Lin et al. 2014, 7.7 instances)
 _NOTHING = Documented("", None, True)
 _RETURNS_LOSS = "return_loss"
 
@@ -81,7 +81,7 @@ def _listed(inputs: ModelInputs) -> dict[str, tuple[list[Any], list[dict[int, st
     import torch
 
     told, built = inputs.told, inputs.built
-    batch, (title, count) = inputs.batch[1], inputs.example.of("boxes", _BOXES)
+    batch, (title, count) = inputs.batch[1], inputs.example.of("boxes", BOXES)
 
     def of(dtype: Any, *more: int) -> Any:
         return torch.zeros((count, *more), dtype=dtype, device="meta")

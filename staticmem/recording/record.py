@@ -87,6 +87,7 @@ def record(
     loop: Loop = USUAL_LOOP,
     input_values: Mapping[str, Made] | None = None,
     part: str = written.ALL,
+    spread: float | None = None,
 ) -> dict[str, Any]:
     """The document of a recording (`frontends.recording_format`).
 
@@ -94,7 +95,7 @@ def record(
     are open if the code allows it; a batch of 1 is recorded as 2, unless the code takes another way then and the
     recording is for the sizes `as_given`. `loss` takes what the module returns, in training. The module is as it was
     afterwards. `progress` is told how many modes of how many are recorded. `input_values` makes what inputs hold.
-    `part`: which modes are recorded (`MODES_OF`).
+    `part`: which modes are recorded (`MODES_OF`). `spread`: what the network finds is drawn (`contents`).
 
     Raises:
         ModelFileError: the code cannot run without data; the message is PyTorch's. Or a weight is a tensor of a class
@@ -108,7 +109,8 @@ def record(
     # `model.cuda()` leaves plain tensors on the CPU. Code that does not run so may move them in another way
     hosts = (True, False) if _has_plain_tensors(module) else (False,)
     for opened, on_host, decides in itertools.product(attempts, hosts, (False, True)):
-        if decides and not (asks_for_contents(f"{type(last).__name__} {last}") and can_follow()):
+        asks = spread is None and asks_for_contents(f"{type(last).__name__} {last}")
+        if decides and not (asks and can_follow()):
             continue
         given, named = tracing.doubled(args, keywords, opened)
         try:
@@ -121,7 +123,7 @@ def record(
                 tracing.oblivious(),
                 known_arithmetic(),
                 known_answers(),
-                call.knowing_contents(tree_leaves((tuple(args), keywords)), decides, input_values or {}),
+                call.knowing_contents(tree_leaves((tuple(args), keywords)), decides, input_values or {}, spread),
             ):
                 call.loss, call.progress, call.loop = loss, progress or call.progress, loop
                 call.part = part
@@ -195,10 +197,11 @@ class _Call:
 
     @contextmanager
     def knowing_contents(
-        self, examples: Sequence[Any], follows: bool, input_values: Mapping[str, Made]
+        self, examples: Sequence[Any], follows: bool, input_values: Mapping[str, Made], spread: float | None = None
     ) -> Iterator[None]:
         """Within it contents are known: those of inputs that are made, and of a run on the examples that it follows."""
-        contents = Contents(self.fake, follows, bool(input_values)) if follows or input_values else None
+        reads = bool(input_values) or spread is not None
+        contents = Contents(self.fake, follows, reads, spread) if follows or reads else None
         self.fake.contents = contents
         inputs = zip(self.inputs, (x for x in examples if isinstance(x, torch.Tensor)), strict=True)
         for (name, tensor), example in inputs:
@@ -357,8 +360,10 @@ class _Call:
         return program, watch.reads_casts
 
     def _again(self, watch: Watch, call: Callable[[], Program]) -> Program:
-        """The next call."""
+        """The next call, for which the same is drawn."""
         watch.start()
+        if self.fake.contents is not None and self.fake.contents.spread is not None:
+            self.fake.contents.start()
         return call()
 
     def _other_call(self, watch: Watch, second: Program, call: Callable[[], Program]) -> Program | None:
