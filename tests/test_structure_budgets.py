@@ -28,6 +28,7 @@ LINES = 109_970
 LINES = 110_010
 LINES = 110_500
 LINES = 110_500
+LINES = 110_205
 WALK = {"files": 172, "functions": 1_808, "switches": 312}  # of one request; aim: 150, 1,500, 200
 
 

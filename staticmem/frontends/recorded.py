@@ -179,8 +179,8 @@ def _branches(rows: Sequence[Any]) -> list[Note]:
 def _note_of_drawn(places: Sequence[str]) -> Note:
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     text = (
-        f"what the network finds is in the data ({', '.join(places[:3])}{more}), and was drawn at random: so many boxes "
-        "are found that the model's own limits decide how many remain"
+        f"what the network finds is in the data ({', '.join(places[:3])}{more}), and was drawn at random: so much is "
+        "found that the model's own limits decide how many boxes remain"
     )
     return Note("assumption", "SM392", text)
 

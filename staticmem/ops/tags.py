@@ -55,6 +55,7 @@ def _functional(tag: Tag) -> frozenset[str]:
 # Sizes of the result are in the data: a recording says the size, and an export has a symbol for it. Of the tag
 # `dynamic_output_shape` what else there is has its size by an argument in most calls (`one_hot`), or is a composite of
 # these (`repeat_interleave`), or what none of them calls.
+FOUND = aten("nonzero_numpy") | {"torchvision::nms"}  # these have no tag, and as many results as the data have
 DATA_SIZED = aten("nonzero argwhere masked_select index _unique2 unique_dim unique_consecutive bincount")
 
 
@@ -62,7 +63,7 @@ DATA_SIZED = aten("nonzero argwhere masked_select index _unique2 unique_dim uniq
 def graph_breaks() -> frozenset[str]:
     """At which Dynamo ends a graph, whatever the arguments: `index` has sizes in the data where it reads a mask. Older
     and composite names of the same ops are in exports."""
-    named = aten("is_nonzero nonzero_numpy unique _unique") | {"torchvision::nms"}
+    named = aten("is_nonzero unique _unique") | FOUND
     return DATA_SIZED - {"aten::index"} | tagged("data_dependent_output") | named
 
 

@@ -337,7 +337,8 @@ def _torchvision(job: Mapping[str, Any]) -> Built:
         raise FailedError("unknown", "the installed torchvision has no model of this name")
     builder = models.get_model_builder(name)
     if ".models.detection." in builder.__module__:
-        return detector(_on_meta(lambda: as_by_default(builder)), example, getattr(torch, job["options"].get("dtype") or "float32"))
+        dtype = getattr(torch, job["options"].get("dtype") or "float32")
+        return detector(_on_meta(lambda: as_by_default(builder)), example, dtype)
     try:
         model = _on_meta(lambda: models.get_model(name, weights=None, weights_backbone=None))
     except (TypeError, ValueError):  # it has no backbone of its own

@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
+from staticmem.ops.tags import FOUND
 from staticmem.recording.holders import Line
 
 MOST_WEIGHTS = 1 << 24  # elements: 64 MiB in float32, which a run on the CPU takes a second or two for
@@ -46,7 +47,6 @@ _SPREAD = 0.02  # of weights that have no bytes, as most code draws them
 _CONTENT = "_staticmem_content"  # the attribute of a fake tensor: the real one, and the sizes that it depends on
 _KNOWN, _SIZES, _SAID = "real_tensor_prop_unbacked_vals", "backed_var_to_val", "_log_real_tensor_propagation"
 _READS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-_ALSO_READ = ("torchvision::nms",)  # without a tag, and with as many results as the data have
 MOST_DRAWN = 1 << 20  # elements for each sample: what a network finds in an image of 1,333 x 800 has 801,600
 _PATTERN = (1 << 20) - 3  # a prime: numbers that are drawn, and repeated
 # masks of transformers 5 look tokens up in it, under vmap
@@ -109,12 +109,14 @@ class Contents:
             self.given.append((fake, contents))
 
     def start(self) -> None:
-        """Before the first call of a mode: all holds what it held at first."""
+        """Before the first call of a mode, or each where findings are drawn: all holds what it held at first."""
         self.stale.clear()
         self.constants.clear()
         torch.default_generator.manual_seed(0)
         for fake, given in self.given:
-            self._keep(fake, given.clone(), frozenset())
+            with _disable_current_modes(), no_dispatch():
+                real = given.clone()
+            self._keep(fake, real, frozenset())
 
     @property
     def changed(self) -> bool:
@@ -140,7 +142,7 @@ class Contents:
 
     def run(self, func: Any, args: Any, kwargs: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """The result of an op, which `make` has of fake tensors, with what it holds."""
-        is_read = any(tag in func.tags for tag in _READS) or func.name() in _ALSO_READ
+        is_read = any(tag in func.tags for tag in _READS) or func.name() in FOUND
         if self.busy and not is_read:
             return make()
         if self.spread is not None and func._overloadpacket in flop_registry:  # those that PyTorch counts operations of

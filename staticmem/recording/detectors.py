@@ -43,8 +43,8 @@ def as_by_default(build: Callable[[], Any]) -> Any:
     from torchvision.models import WeightsEnum
 
     with (
-        mock.patch.object(WeightsEnum, "get_state_dict", lambda *args, **kwargs: {}),
-        mock.patch.object(torch.nn.Module, "load_state_dict", lambda *args, **kwargs: None),
+        mock.patch.object(WeightsEnum, "get_state_dict", return_value={}),
+        mock.patch.object(torch.nn.Module, "load_state_dict"),
     ):
         return build()
 
@@ -102,8 +102,9 @@ def _add_targets(built: Built, example: Example, image: tuple[int, int, int]) ->
         for _ in range(batch)
     ]
     names = [f"{_TARGETS}_{leaf}" for leaf in range(batch * len(make))]
-    built.add_each(_TARGETS, parts, [{0: title, **_axes_of(more)} for _ in range(batch) for _, more, _ in make.values()])
-    built.input_values = dict(zip(names, [value for _ in range(batch) for _, _, value in make.values()], strict=True))
+    axes = [{0: title, **_axes_of(more)} for _, more, _ in make.values()]
+    built.add_each(_TARGETS, parts, axes * batch)
+    built.input_values = dict(zip(names, [value for _, _, value in make.values()] * batch, strict=True))
     built.of_mode |= dict.fromkeys((_TARGETS, *names), True)
 
 
@@ -138,9 +139,9 @@ def _finds(matcher: Any, count: int) -> Any:
         def __call__(self, quality: Any) -> Any:
             matches = super().__call__(quality)
             boxes, proposed = (int(n) for n in quality.shape)
-            found = torch.full((proposed,), self.BELOW_LOW_THRESHOLD, dtype=torch.int64, device="cpu")
-            found[:count] = torch.arange(min(count, proposed), device="cpu") % boxes
-            assume(matches, found)
+            chosen = torch.full((proposed,), self.BELOW_LOW_THRESHOLD, dtype=torch.int64, device="cpu")
+            chosen[:count] = torch.arange(min(count, proposed), device="cpu") % boxes
+            assume(matches, chosen)
             return matches
 
     finding = copy(matcher)

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from staticmem.frontends import recording_format as written
 from staticmem.ops import lookup
-from staticmem.ops.tags import DATA_SIZED
+from staticmem.ops.tags import DATA_SIZED, FOUND
 from staticmem.recording import gpu
 from staticmem.recording.contents import Contents
 from staticmem.recording.device_answers import on_meta
@@ -36,7 +36,8 @@ _MEMORY_FORMATS = {torch.preserve_format: "preserve_format", torch.contiguous_fo
                    torch.channels_last: "channels_last", torch.channels_last_3d: "channels_last_3d"}  # fmt: skip
 _FLAGS = {None: 0} | {getattr(torch, name): flag for flag, name in written.AUTOCAST.items()}
 # whose result has a size that is in the data, as targets of calls here: `size` of the call says it
-_DATA_SIZED = DATA_SIZED - {"aten::index"} | {"aten::index.Tensor"}
+_POSITIONS = "aten::nonzero_numpy"
+_DATA_SIZED = DATA_SIZED - {"aten::index"} | {"aten::index.Tensor"} | FOUND
 _WATCHES = itertools.count()
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
@@ -299,6 +300,8 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
 
     def add(self, target: str, args: Any, kwargs: Any, results: Sequence[Any], half: Any) -> None:
         """Writes down one op."""
+        if target == "aten::where" and len(args) == 1:  # of a condition alone: where it holds
+            target = _POSITIONS
         read = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         if any(t.device.type != gpu.DEVICE for t in read) and not any(map(_is_on_gpu, read)):
             for tensor in results:  # what it reads is not on the GPU: it comes from outside
@@ -366,7 +369,12 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
             rows = result.shape[self.sizes.shape(result.shape).index(own[0])]
             if (counted := self.contents.counted(rows, source.numel())) is not None:
                 self.sizes.counted.setdefault(str(own[0]), counted)
-        return {"size": _size(own[0])} if own else {}
+        if own:
+            return {"size": _size(own[0])}
+        if target.startswith("aten::index") and not masks:
+            return {}
+        at = next(i for i, index in enumerate(args[1]) if index is not None) if target.startswith("aten::index") else 0
+        return {"size": _size(self.sizes.of(result.shape[at]))}
 
     def write(self, target: str, args: list[Any], kwargs: dict[str, Any], outputs: list[int], flags: int) -> None:
         number_of = self.targets.setdefault(target, len(self.targets))

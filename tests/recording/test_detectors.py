@@ -112,10 +112,11 @@ class TestTorchvision:
         from staticmem.cli.main import main
 
         name = "torchvision:fasterrcnn_mobilenet_v3_large_320_fpn"
-        assert main(["analyze", name, "--mode", "infer", "--batch", "1", "--format", "json"]) == 0
+        command = ["analyze", name, "--mode", "infer", "--batch", "1", "--format", "json"]
+        assert main(command) == 0
         report = json.loads(capsys.readouterr().out)
         assert any(n["code"] == "SM326" and "detections" in n["text"] for n in report["assumptions"])
-        assert main(["analyze", name, "--mode", "infer", "--batch", "1", "--dim", "detections=5", "--format", "json"]) == 0
+        assert main([*command, "--dim", "detections=5"]) == 0
         report = json.loads(capsys.readouterr().out)
         assert not any(n["code"] == "SM326" for n in report["assumptions"])
         assert report["model"]["outputs"][0]["shape"] == [5, 4]
