@@ -101,6 +101,7 @@ def recorded(name: str, given: str) -> bytes:
     """The bytes of a file with the recording of a model alone."""
     from staticmem.frontends import carried
     from staticmem.frontends.architectures import architecture_of
+    from staticmem.recording import hub
     from staticmem.recording.architectures import document_of
 
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +111,8 @@ def recorded(name: str, given: str) -> bytes:
             config.write_text(json.dumps({"model_type": kind, "architectures": [head]}))
         architecture = architecture_of(given.replace("CONFIG", str(config)))
         assert architecture is not None
-        document, _ = document_of(architecture, None, None)
+        described = hub.describe(architecture) if architecture.package == "transformers" else None
+        document, _ = document_of(architecture, None, described)
     return carried.archive_of(document)
 
 

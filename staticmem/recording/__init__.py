@@ -13,6 +13,10 @@ NOT_RECORDED = "Without a recording of the code"  # how the line begins that tel
 NO_GRAPH = "Without a graph for other tools"  # the same of one that has the recording alone
 NEITHER = "Its code cannot be recorded either"  # how the error begins to say so of what cannot be exported
 
+WITHOUT_DATA = (
+    "Its forward runs on tensors without data; a branch on contents follows example inputs that are on the CPU."
+)
+
 
 def asks_for_contents(message: str) -> bool:
     """Whether an error of PyTorch says that code asks what a tensor holds, which has no data."""

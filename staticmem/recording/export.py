@@ -11,7 +11,17 @@ from typing import Any
 from staticmem.errors import ModelFileError, StaticmemError, UsageError
 from staticmem.frontends import traced_sizes
 from staticmem.ir.model_file import TracedSizes
-from staticmem.recording import EXPORTERS, NEITHER, NO_GRAPH, NOT_RECORDED, no_graph, not_recorded, tracing, writing
+from staticmem.recording import (
+    EXPORTERS,
+    NEITHER,
+    NO_GRAPH,
+    NOT_RECORDED,
+    WITHOUT_DATA,
+    no_graph,
+    not_recorded,
+    tracing,
+    writing,
+)
 from staticmem.recording.record import PARTS, record
 from staticmem.recording.told import alone, both_lines, lines_of, with_recording
 
@@ -93,7 +103,7 @@ def exported(request: ExportRequest) -> tuple[bytes, list[str]]:
     except ModelFileError as error:
         if document is None:
             error.why += f". {NEITHER}: {unrecorded.why}" if unrecorded is not None else ""
-            error.hint = "Its forward must run on tensors without data: a branch must not depend on their contents."
+            error.hint = WITHOUT_DATA
             raise
         return alone(document, request.kind, error), [*lines_of(document, _axes_of_tensors(request)), no_graph(error)]
     if document is None:

@@ -30,7 +30,7 @@ from staticmem.frontends import recording_format as written
 from staticmem.frontends import traced_sizes
 from staticmem.frontends.output_names import name_of
 from staticmem.ir.model_file import TracedSizes
-from staticmem.recording import asks_for_contents, gpu, halved, rows, tracing
+from staticmem.recording import WITHOUT_DATA, asks_for_contents, gpu, halved, rows, tracing
 from staticmem.recording.contents import MOST_WEIGHTS, Contents, Made, can_follow, known_literals
 from staticmem.recording.device_answers import as_on_gpu
 from staticmem.recording.functions import recorded
@@ -147,7 +147,7 @@ def record(
         return of_inference
     assert last is not None
     reason = next((line.strip() for line in str(last).splitlines() if line.strip()), type(last).__name__)
-    hint = "Its forward must run on tensors without data: a branch must not depend on their contents."
+    hint = WITHOUT_DATA
     if isinstance(last, gpu.UnrecordedGradientError):
         hint = "Take gradients of x.detach().requires_grad_() by torch.autograd.grad, or with create_graph=True."
     raise ModelFileError(
