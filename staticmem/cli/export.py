@@ -25,7 +25,8 @@ analyze': the forward runs once in each mode (training, inference, both also und
 and the ops that really ran are written down, with what Python variables hold, what is in place, custom functions and
 checkpoints.
 
-transformers:CONFIG.json (or a folder that has one), timm:NAME and torchvision:NAME are built by the installed package,
+transformers:CONFIG.json (or a folder that has one), diffusers:FOLDER (of a pipeline, for the recording alone),
+timm:NAME and torchvision:NAME are built by the installed package,
 without weights and without network; hf:OWNER/NAME is a config of the Hugging Face Hub. Options follow a comma: head,
 attention, dtype, labels, mask, checkpointing, batch, seq, size (docs/export.md). Every verb that takes a model takes
 these names too.

@@ -22,14 +22,20 @@ from typing import Any
 from staticmem import files
 from staticmem.errors import ModelFileError, UsageError, closest
 
-PACKAGES = ("transformers", "timm", "torchvision")
+PIPELINES = "diffusers"
+PACKAGES = ("transformers", "timm", "torchvision", PIPELINES)
+_OF_PATHS = ("transformers", PIPELINES)
 CARRIED = "models"
 HUB = "hf"
 # A build copies the files into the package (setup.py); a checkout has them beside it.
 _FOLDERS = (Path(__file__).parents[1] / "examples", Path(__file__).parents[2] / "models")
 CONFIG = "config.json"
+INDEX = "model_index.json"  # of a pipeline of diffusers: its parts, each with a folder
+_CONFIGS = (CONFIG, "scheduler_config.json")
 LARGEST = 4 << 20  # bytes of a config: those with a label for each of 21,000 classes have some 1 MiB
 MOST = 1 << 40  # of a number in a config
+MOST_TOKENS = 1 << 20  # of a tokenizer's limit
+_TOKENIZERS = math.inf  # of numbers in its config: a limit of 1e30 says that it has none
 MOST_PARTS = 4096  # layers, blocks, heads, experts: the largest published models have a few hundred
 _PARTS = re.compile(r"layers?$|depths?$|blocks?$|heads?$|stages$")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,99}", re.ASCII)
@@ -54,17 +60,16 @@ class Option:
 
 _YES = ("yes", "no")
 _DETECTORS = ("transformers", "torchvision")
+_TYPES = ("float32", "bfloat16", "float16")
 OPTIONS: Mapping[str, Option] = {
     "head": Option("the class of transformers (default: the first of `architectures`)", ("transformers",), text=True),
     "attention": Option("default: what transformers takes", ("transformers",), ("sdpa", "eager")),
-    "dtype": Option(
-        "of the weights (default: that of the config, else float32)", choices=("float32", "bfloat16", "float16")
-    ),
+    "dtype": Option("of the weights (default: that of the config, else float32)", choices=_TYPES),
     "labels": Option("labels go in, the model's own loss comes out (default: in training)", ("transformers",), _YES),
     "use_cache": Option("keys and values come out (default: as the config says)", ("transformers",), _YES),
     "mask": Option("an attention mask of the padding goes in (default: no)", ("transformers",), _YES),
     "checkpointing": Option(
-        "the checkpoints that the package has for its blocks (default: no)", ("transformers", "timm"), _YES
+        "the checkpoints that the package has for its blocks (default: no)", ("transformers", "timm", PIPELINES), _YES
     ),
     "batch": Option("of the example (default: 2)"),
     "seq": Option("tokens of the example (default: 512, or the most that the model takes)", ("transformers",)),
@@ -74,6 +79,19 @@ OPTIONS: Mapping[str, Option] = {
     "boxes": Option("with their classes, of each image that a detector trains with (default: 8)", _DETECTORS),
     "frames": Option("of sound (default: as many as its encoder takes, else 512)", ("transformers",)),
     "samples": Option("of sound (default: 16000)", ("transformers",)),
+    "latents": Option(
+        "in training: made in the step by the frozen VAE and text encoders, or cached (default: step)",
+        (PIPELINES,),
+        ("step", "cached"),
+    ),
+    "frozen": Option(
+        "dtype of the VAE and the text encoders (default: that of --amp in training, else dtype)", (PIPELINES,), _TYPES
+    ),
+    "steps": Option("of the denoiser in inference (default: 4; more need no more memory)", (PIPELINES,)),
+    "guidance": Option("classifier-free guidance in inference (default: as the pipeline)", (PIPELINES,), _YES),
+    "tiling": Option("the VAE works on tiles of an image (default: no)", (PIPELINES,), _YES),
+    "slicing": Option("the VAE works on one image at a time (default: no)", (PIPELINES,), _YES),
+    "part": Option("one part alone, in inference: unet, vae, text_encoder (default: all)", (PIPELINES,), text=True),
 }
 
 
@@ -91,7 +109,7 @@ class Architecture:
     @property
     def path(self) -> str:
         """The file that describes it, else what the user wrote."""
-        return self.name if self.package == "transformers" and not self.revision else self.given
+        return self.name if self.package in _OF_PATHS and not self.revision else self.given
 
     def number(self, option: str) -> int | None:
         """A size of the example."""
@@ -111,10 +129,12 @@ def architecture_of(given: str) -> Architecture | None:
         return _of_hub(rest, given)
     if not colon or package not in PACKAGES:
         if given.lower().endswith(".json") and os.path.isfile(given):
-            return Architecture("transformers", given, given)
+            return Architecture(PIPELINES if os.path.basename(given) == INDEX else "transformers", given, given)
         config = os.path.join(given, CONFIG)
         if given and os.path.isfile(config):
             return Architecture("transformers", config, given)
+        if given and os.path.isfile(os.path.join(given, INDEX)):
+            return Architecture(PIPELINES, os.path.join(given, INDEX), given)
         return _of_hub(given, given) if "/" in given and not os.path.exists(given) and is_bare_id(given) else None
     name, options = _with_options(rest, package, given)
     if package == "transformers":
@@ -122,10 +142,23 @@ def architecture_of(given: str) -> Architecture | None:
         if not os.path.isfile(name):
             hint = "Give a config.json, or a folder that has one; of the Hugging Face Hub hf:OWNER/NAME."
             raise ModelFileError(f"{name or given} does not exist", "There is no such file.", hint, "SM145")
+    elif package == PIPELINES:
+        name = _index_of(name, given)
     elif not _NAME.fullmatch(name):
         hint = f"Example: {package}:resnet50"
         raise ModelFileError(f"'{name}' is no model of {package}", "Names have letters, digits, _ and .", hint, "SM145")
     return Architecture(package, name, given, options)
+
+
+def _index_of(folder: str, given: str) -> str:
+    """The file that lists the parts of a pipeline."""
+    name = os.path.join(folder, INDEX) if os.path.basename(folder) != INDEX else folder
+    if os.path.isfile(name):
+        return name
+    hint = "Give the folder of a pipeline with the configs of its parts; no weights are read."
+    if not os.path.exists(folder) and _REPOSITORY.fullmatch(folder):
+        hint = f"Of the Hub fetch the configs: hf download {folder} --include '*.json' --local-dir FOLDER"
+    raise ModelFileError(f"{folder or given} is no pipeline of diffusers", f"There is no {name}.", hint, "SM145")
 
 
 def is_bare_id(given: str) -> bool:
@@ -177,7 +210,7 @@ def carried_file(given: str) -> str:
 def model_name(path: str) -> str:
     """What a model is called in reports: its file, or the folder of a config, as all configs have one name."""
     folder, name = os.path.split(path)
-    if name != CONFIG:
+    if name not in (CONFIG, INDEX):
         return name
     if not folder and os.path.isfile(path):
         folder = os.getcwd()
@@ -188,7 +221,7 @@ def whole(given: str) -> str:
     """The same with its path from the root, for processes in other folders."""
     package, colon, rest = given.partition(":")
     if colon and package in (*PACKAGES, CARRIED, HUB):
-        return f"{package}:{os.path.abspath(rest)}" if package == "transformers" else given
+        return f"{package}:{os.path.abspath(rest)}" if package in _OF_PATHS else given
     return given if not os.path.exists(given) and is_bare_id(given) else os.path.abspath(given)
 
 
@@ -196,7 +229,7 @@ def below(folder: str, given: str) -> str:
     """The same with a path that begins in a folder, as those of a config do."""
     package, colon, rest = given.partition(":")
     if colon and package in (*PACKAGES, CARRIED, HUB):
-        return f"{package}:{os.path.join(folder, rest)}" if package == "transformers" else given
+        return f"{package}:{os.path.join(folder, rest)}" if package in _OF_PATHS else given
     return os.path.join(folder, given)
 
 
@@ -246,6 +279,16 @@ def config_of(text: bytes | str, path: str) -> dict[str, Any]:
 
     Raises as `read_config`.
     """
+    content = _content_of(text, path)
+    if not isinstance(content.get("model_type"), str):
+        why = "It has no 'model_type', by which transformers knows an architecture."
+        hint = "Give the config.json of a model of transformers, an .onnx or a .pt2 file."
+        raise ModelFileError(f"{path} is no config of a model", why, hint, "SM145")
+    return {key: _without_runs(value) for key, value in content.items() if key not in _OF_RUNS}
+
+
+def _content_of(text: bytes | str, path: str, most: float = MOST) -> dict[str, Any]:
+    """What a config says, with numbers that are bounded."""
     try:
         if len(text) > LARGEST:
             raise ValueError(f"It has more than {LARGEST >> 20} MiB")
@@ -253,13 +296,54 @@ def config_of(text: bytes | str, path: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         why = f"{str(error)[:200] or type(error).__name__}."
         raise ModelFileError(f"{path} is no JSON", why, "Copy the config again.", "SM145") from error
-    if not isinstance(content, dict) or not isinstance(content.get("model_type"), str):
-        why = "It has no 'model_type', by which transformers knows an architecture."
-        hint = "Give the config.json of a model of transformers, an .onnx or a .pt2 file."
+    if not isinstance(content, dict):
+        why, hint = "It is no object of JSON.", "Give the config of a model."
         raise ModelFileError(f"{path} is no config of a model", why, hint, "SM145")
     for key, value in all_items(content):
-        _check(path, key, value)
-    return {key: _without_runs(value) for key, value in content.items() if key not in _OF_RUNS}
+        _check(path, key, value, most)
+    return content
+
+
+def read_pipeline(path: str) -> dict[str, Any]:
+    """The class of a pipeline, its settings, and its parts by name: library, class and config, of a tokenizer the most
+    tokens that it takes. `path` is that of its index.
+
+    Raises as `read_config`.
+    """
+    index = _read(path)
+    title = index.get("_class_name")
+    if not isinstance(title, str):
+        why, hint = "It has no '_class_name', by which diffusers knows a pipeline.", f"Give the folder of an {INDEX}."
+        raise ModelFileError(f"{path} is no pipeline of diffusers", why, hint, "SM145")
+    parts, settings = {}, {}
+    for name, value in index.items():
+        if name.startswith("_") or not isinstance(value, list):
+            settings[name] = value
+            continue
+        if len(value) != 2 or not all(one is None or isinstance(one, str) for one in value):
+            why = f"'{name[:60]}' is not [library, class]."
+            raise ModelFileError(f"{path} is no pipeline of diffusers", why, "Copy it again.", "SM145")
+        if None not in value:
+            parts[name] = {"library": value[0], "class": value[1], **_part_of(os.path.dirname(path), name)}
+    return {"class": title, "settings": settings, "parts": parts}
+
+
+def _part_of(folder: str, name: str) -> dict[str, Any]:
+    """The config of a part, None where it has none, and the most tokens that a tokenizer takes."""
+    paths = [os.path.join(folder, name, file) for file in _CONFIGS] if _NAME.fullmatch(name) else []
+    config = next((_read(path) for path in paths if os.path.isfile(path)), None)
+    of_tokenizer = os.path.join(folder, name, "tokenizer_config.json")
+    there = paths and os.path.isfile(of_tokenizer)
+    length = _read(of_tokenizer, _TOKENIZERS).get("model_max_length") if there else None
+    return {"config": config, "length": length if isinstance(length, int) and length < MOST_TOKENS else None}
+
+
+def _read(path: str, most: float = MOST) -> dict[str, Any]:
+    try:
+        return _content_of(files.read(path, LARGEST), path, most)
+    except OSError as error:
+        why = f"{error.strerror or error}."
+        raise ModelFileError(f"{path} cannot be read", why, "Check the path and its rights.", "SM145") from error
 
 
 def all_items(content: Any) -> Iterator[tuple[str, Any]]:
@@ -275,7 +359,7 @@ def all_items(content: Any) -> Iterator[tuple[str, Any]]:
             yield from ((key, item) for item in value)
 
 
-def _check(path: str, key: str, value: Any) -> None:
+def _check(path: str, key: str, value: Any, most: float) -> None:
     what = f"{path}: a model that is not built"
     if key == "auto_map" and value:
         why = "'auto_map' names Python code beside the weights, which would need to run. staticmem runs none."
@@ -285,7 +369,7 @@ def _check(path: str, key: str, value: Any) -> None:
         return
     if isinstance(value, float) and math.isinf(value):
         return  # "no limit" is infinite, as that of Mamba 2's time steps; a size cannot be
-    most = MOST_PARTS if _PARTS.search(key) else MOST
+    most = MOST_PARTS if _PARTS.search(key) else most
     if not -MOST <= value <= most:
         why = f"'{key[:60]}' is {str(value)[:30]}, and at most {most:,} is taken."
         raise ModelFileError(what, why, "Check the config.", "SM147")

@@ -99,6 +99,7 @@ class RecordedModel(ModelFile):
             embeddings = fields.mapping(self.document.get("input_embeddings", {"paths": [], "require_grad": False}))
             paths = tuple(fields.text(path) for path in fields.items(embeddings["paths"]))
             self.input_embeddings = paths, fields.boolean(embeddings["require_grad"])
+            self.trained = fields.text(self.document.get("trained", ""))
             self.asked_of_gpu = [fields.text(name) for name in fields.items(self.document.get("asked_of_gpu", []))]
             fixed = fields.mapping(self.document.get("fixed_axes", {}))
             self.fixed_axes = {fields.text(place): fields.text(name) for place, name in fixed.items()}
@@ -383,6 +384,7 @@ class _Program:
             self.cast is not None, None,
             *self.model.input_embeddings,
             self.unused(program.get("unused", []), ops),
+            self.model.trained,
         )  # fmt: skip
         return Graph(
             name=model.path, format=model.format, producer=model.producer, inputs=of_mode, parameters=parameters,

@@ -313,6 +313,7 @@ class Recorded:
         requires_input_grads: that was called.
         unused: values that the code holds and does not read again: the op after which each could end ("": before the
             first), once all of its holders let go of it.
+        trained: the path of the one part of the module that is trained, as the denoiser of a pipeline; "": all of it.
     """
 
     last_held: Mapping[str, int]
@@ -330,6 +331,7 @@ class Recorded:
     input_embeddings: tuple[str, ...] = ()
     requires_input_grads: bool = False
     unused: Mapping[str, tuple[str, tuple[Holder, ...]]] = field(default_factory=dict)
+    trained: str = ""
 
 
 def with_other_call(graph: Graph, other: Graph) -> Graph:

@@ -61,7 +61,7 @@ def _work(job: dict[str, Any]) -> dict[str, Any]:
     gc.freeze()  # packages have a million objects, which a search for cycles in what is recorded need not go through
     built.module.to(device="meta")  # what its constructor made on the CPU
     dtype = job["options"].get("dtype")
-    if dtype is not None and job["package"] != "transformers":
+    if dtype is not None and job["package"] in ("timm", "torchvision"):
         built.module.to(dtype=getattr(torch, dtype))
     return _written(job, built)
 
@@ -122,6 +122,7 @@ def _recorded_once(built: Built, job: Mapping[str, Any]) -> dict[str, Any]:
     told |= {"packed": built.packed, "stored": built.stored, "limits": {k: list(v) for k, v in built.limits.items()}}
     document["sizes"]["example"].update({name: value for name, (value, *_) in built.limits.items()})
     document["sizes"]["conditions"] += [f"Eq({name},{value})" for name, (value, *_) in built.limits.items()]
+    told |= {"trained": built.trained}
     return {**document, **{key: value for key, value in told.items() if value}}
 
 
@@ -367,8 +368,18 @@ def _add_images(job: Mapping[str, Any], model: Any, example: Example, channels: 
     return Built(model, (image,), axes=[{axis: title for axis, (title, _) in enumerate(sizes) if title}])
 
 
+# -- diffusers -------------------------------------------------------------------------------------------------------
+
+
+def _diffusers(job: Mapping[str, Any]) -> Built:
+    from staticmem.recording.diffusion import built_of
+
+    return built_of(job, _on_meta)
+
+
 _BUILDERS: dict[str, Callable[[Mapping[str, Any]], Built]] = {
     "transformers": _transformers,
     "timm": _timm,
     "torchvision": _torchvision,
+    "diffusers": _diffusers,
 }

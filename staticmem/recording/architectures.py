@@ -16,7 +16,7 @@ from staticmem.child import Failure, RunError
 from staticmem.errors import ModelFileError, UsageError
 from staticmem.files import temporary_folder
 from staticmem.frontends import recording_format as written
-from staticmem.frontends.architectures import OPTIONS, Architecture
+from staticmem.frontends.architectures import OPTIONS, PIPELINES, Architecture, read_pipeline
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.ir.graph import Note
 from staticmem.ir.model_file import ModelFile
@@ -117,6 +117,8 @@ def _applying(
     loads weights whole on a card that has no kernel for them; `card` is its compute capability."""
     others = {option: word for option, word in by_step.items() if option != PART}
     card, dtype, dequantize = (others.pop(key, "") for key in ("card", "dtype", "dequantize"))
+    if architecture.package != PIPELINES:  # whose examples cast frozen parts to the type of autocast
+        others.pop("frozen", None)
     if described is None:
         return others
     packing = described.packing
@@ -177,17 +179,19 @@ def _lines(notes: list[Note]) -> list[str]:
 
 
 def _described(architecture: Architecture) -> hub.Described | None:
-    """The config and the checkpoint of a model of transformers; None of other packages."""
+    """The config and the checkpoint of a model of transformers, the configs of a pipeline; None of other packages."""
     _check_installed(architecture)
+    if architecture.package == PIPELINES:
+        return hub.Described(read_pipeline(architecture.name))
     return hub.describe(architecture) if architecture.package == "transformers" else None
 
 
 def _check_installed(architecture: Architecture) -> None:
     package = architecture.package
-    for needed in ("torch", package):
+    for needed in ("torch", *(["transformers"] if package == PIPELINES else []), package):
         if importlib.util.find_spec(needed) is None:
-            extras = "transformers,hub" if architecture.revision else "transformers"
-            wanted = f"'staticmem[{extras}]'" if package == "transformers" else f"torch {package}"
+            extras = f"{package},hub" if architecture.revision else package
+            wanted = f"'staticmem[{extras}]'" if package in ("transformers", PIPELINES) else f"torch {package}"
             why, hint = f"{architecture.given} is built with it.", f"pip install {wanted}"
             raise UsageError(f"{needed} is not installed", why, hint, "SM146")
 

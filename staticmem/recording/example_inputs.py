@@ -29,6 +29,7 @@ class Built:
     changes: int = 0  # of the inputs
     spread: float | None = None  # of what the network finds, where it is drawn
     limits: dict[str, tuple[int, int, bool]] = field(default_factory=dict)  # as `limits` of `recording_format`
+    trained: str = ""  # the path of the one part that is trained
     leaves: dict[str, int] = field(default_factory=dict)  # of inputs that are lists: the tensors in them
 
     def add(self, name: str, dtype: Any, sizes: Sides) -> None:

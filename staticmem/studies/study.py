@@ -483,6 +483,8 @@ def _usual_options(request: Request, scenario: Scenario) -> dict[str, str]:
         of_weights["dequantize"] = "yes"
     if scenario.dtype is not None:
         of_weights["dtype"] = scenario.dtype.name
+    if scenario.training and scenario.amp is not None:
+        of_weights["frozen"] = scenario.amp.name
     if request.gpu is not None:
         from staticmem.devices.architectures import capability
         from staticmem.studies.device import device_of

@@ -57,7 +57,7 @@ def insert(graph: Graph, asked: AskedLora) -> tuple[Graph, Sequence[Note]]:
         UsageError: no layer is named, or the file has no modules.
     """
     lora = asked[0]
-    layers = layers_of(graph)
+    layers = [layer for layer in layers_of(graph) if layer.path.startswith(_trained(graph))]
     if not any(op.modules for op in graph.ops):
         raise without_modules("--lora")
     chosen = _targets(graph, layers, lora)
@@ -109,14 +109,16 @@ def _targets(graph: Graph, layers: Sequence[Layer], lora: Lora) -> list[Layer]:
         UsageError: it would match none, or a module that is no linear layer and no embedding.
     """
     if lora.all_linear:
-        head = output_head(graph, layers) if _is_of_transformers(graph) else None
+        head = output_head(graph, layers) if _is_of_transformers(graph) and not _trained(graph) else None
         chosen = [layer for layer in layers if layer.kind != EMBEDDING and layer.path != head]
     else:
-        matches = _matcher(lora, {frame.path for op in graph.ops for frame in op.modules if frame.path})
-        chosen = [layer for layer in layers if matches(layer.path)]
+        part = _trained(graph)
+        own = {frame.path: frame.cls for op in graph.ops for frame in op.modules if frame.path.startswith(part)}
+        matches = _matcher(lora, {path.removeprefix(part) for path in own if path})
+        chosen = [layer for layer in layers if matches(layer.path.removeprefix(part))]
         paths = {layer.path for layer in chosen}
-        for path, cls in {frame.path: frame.cls for op in graph.ops for frame in op.modules}.items():
-            if path and path not in paths and matches(path):
+        for path, cls in own.items():
+            if path and path not in paths and matches(path.removeprefix(part)):
                 raise _not_covered(path, cls)
     saved = [layer for layer in chosen if not _within(layer.path, lora.save)]
     if not saved:
@@ -134,6 +136,11 @@ def _never_run(graph: Graph, lora: Lora) -> Iterator[tuple[str, Parameter]]:
     for path in layers:
         if matches(path) and not _within(path, lora.save):
             yield path, weights[f"{path}.weight"]
+
+
+def _trained(graph: Graph) -> str:
+    """Before the paths of the one part that gets adapters: the others of a pipeline are frozen whole."""
+    return f"{graph.recorded.trained}." if graph.recorded is not None and graph.recorded.trained else ""
 
 
 def _is_of_transformers(graph: Graph) -> bool:
