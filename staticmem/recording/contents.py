@@ -145,7 +145,7 @@ class Contents:
         is_read = any(tag in func.tags for tag in _READS) or func.name() in FOUND
         if self.busy and not is_read:
             return make()
-        if self.spread is not None and func._overloadpacket in flop_registry:  # those that PyTorch counts operations of
+        if self.spread is not None and _is_of_network(func):
             return self._drawn(self._make_alone(make))
         symbols: set[Any] = set()
         try:
@@ -214,6 +214,8 @@ class Contents:
 
     def _computed(self, func: Any, own: Any) -> Any:
         args, kwargs = own
+        if "_unsafe_index" in func.name():  # it looks at no bounds, and a wrong index ends the process
+            raise _UnknownError
         takes_device = any(argument.name == "device" for argument in func._schema.arguments)
         if takes_device and not any(isinstance(x, torch.Tensor) for x in tree_leaves(own)):
             kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -336,6 +338,12 @@ def assume(tensor: torch.Tensor, contents: torch.Tensor) -> None:
     """Has a tensor of a recording hold other numbers than those that were computed, if any were."""
     if hasattr(tensor, _CONTENT):
         setattr(tensor, _CONTENT, (contents, frozenset()))
+
+
+def _is_of_network(func: Any) -> bool:
+    """Whether an op is one that PyTorch counts operations of, or that reads features at boxes: on the CPU torchvision's
+    kernels read where a box says, without looking whether it is there."""
+    return func._overloadpacket in flop_registry or (func.namespace == "torchvision" and func.name() not in FOUND)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
