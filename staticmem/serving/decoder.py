@@ -163,32 +163,25 @@ def decoder_of(
     Raises:
         ModelFileError: the engine's class is not covered (SM601), or the config lacks a size (SM145).
     """
-    outer = str(content["model_type"])[:60]
+    kind = outer = str(content["model_type"])[:60]
     sees: Mapping[str, Any] | None = rules["encoders"].get(outer)
-    kind, inner = outer, content
-    if sees is not None and content.get("vision_config"):
-        kind, text = sees["text"], content.get(TEXT)
-        inner = {**content, **text} if isinstance(text, Mapping) else content
-    elif sees is not None and outer not in rules["models"]:
+    inner, text = content, content.get(TEXT)
+    if sees is not None:
         kind = sees["text"]
+        inner = {**content, **text} if isinstance(text, Mapping) else content
     _refuse_others(content if kind == outer else {}, kind, path, rules)
     traits: Mapping[str, Any] = rules["models"][kind]
     config = Config({**traits.get("defaults", {}), **inner}, path)
     kinds = inner.get("layers_block_type")
     layers = config.whole("num_hidden_layers n_layer num_layers", len(kinds) if isinstance(kinds, list) else None)
     experts = _experts(config, traits)
-    state = _state(config, traits)
     parts = _parts(config, traits, layers, experts)
-    chosen = dtype if dtype is not None else _dtype({**inner, **content})
-    encoder = encoder_of(content, path, sees, config) if kind != outer and sees is not None else None
-    sizes = _sizes(config, traits, experts)
-    biases = _biases(config, traits)
-    lengths = _lengths(config, traits)
+    encoder = encoder_of(content, path, sees, config) if sees is not None else None
     return Decoder(
         kind=outer,
         parts=parts,
         windows=_windows(config, traits, layers),
-        dtype=chosen,
+        dtype=dtype if dtype is not None else _dtype({**inner, **content}),
         tied=config.switch("tie_word_embeddings", bool(traits.get("tied"))),
         softcap=bool(config.content.get("final_logit_softcapping", traits.get("softcap"))),
         gated=not traits.get("ungated"),
@@ -199,12 +192,13 @@ def decoder_of(
         kv_item=kv_item_of(content),
         experts=experts,
         latent=_latent(config) if traits.get("latent") else None,
-        state=state,
+        # Granite 4 without such layers is no hybrid to the engine: vllm/config/model.py, is_hybrid
+        state=_state(config, traits) if any(STATE in one for one in parts) else None,
         encoder=encoder,
         packed=packed_of(content, path, loads_as),
-        **sizes,
-        **biases,
-        **lengths,
+        **_sizes(config, traits, experts),
+        **_biases(config, traits),
+        **_lengths(config, traits),
     )
 
 
@@ -264,9 +258,7 @@ def _latent(config: Config) -> Latent:
     return Latent(rank, rotary, config.whole("qk_nope_head_dim"), config.whole("v_head_dim"), queries)
 
 
-def _state(config: Config, traits: Mapping[str, Any]) -> State | None:
-    if not traits.get("state"):
-        return None
+def _state(config: Config, traits: Mapping[str, Any]) -> State:
     return State(
         config.whole("mamba_n_heads mamba_num_heads"),
         config.whole("mamba_d_head mamba_head_dim"),

@@ -26,6 +26,7 @@ WITH_EXPERTS = 0.08  # one reading
 WEIGHTS = 0.005
 UNREAD = 0.06  # activations of a class of which no reading is known: encoders, state-space layers, latent attention
 UNREAD_WEIGHTS = 0.01
+UNREAD_OUTSIDE = 0.3  # of what is not PyTorch's and of CUDA graphs; of experts one reading is known, a fifth above
 LATENT_ROWS = 65536  # layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size
 OTHER_VERSION = {"weights": 0.01, "activation": 0.25, "outside": 0.5}
 OTHER_CHIP = 0.4  # of what is not PyTorch's on a card without readings
@@ -210,6 +211,7 @@ class Engine:
         chip = self.card.chip or self.card.architecture
         wider = OTHER_CHIP if chip != MEASURED_ON else 0.0
         wider += 0.0 if self.rules.was_read else OTHER_VERSION["outside"]
+        wider += UNREAD_OUTSIDE if self.decoder.is_unread or self.decoder.experts is not None else 0.0
         return Band(int(band.low * max(1 - wider, 0)), band.expected, int(band.high * (1 + wider)))
 
     def _graphs(self, share: Share) -> Band:
