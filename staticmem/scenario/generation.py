@@ -72,6 +72,10 @@ class GenerationOptions:
         "auto", SERVING, "choice", "TYPE", "type that the engine packs weights to while it loads them",
         choices=("auto", "fp8"), example="fp8", details="`quantization` of a checkpoint that is not packed",
     )
+    lengths: str | None = option(
+        None, SERVING, "text", "LENGTHS", "tokens of requests: normal(M, S), lognormal(M, S), uniform(A, B), or a file",
+        unset="as long as they may be", example="lognormal(6, 1)", details="How many fit at once is said of them",
+    )
     enforce_eager: bool = option(
         False, SERVING, "switch", "", "no CUDA graphs and no compiler in the engine", details="`enforce_eager`",
     )

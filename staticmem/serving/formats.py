@@ -70,6 +70,9 @@ def _reasons(report: ServeReport, view: View) -> list[str]:
         return [f"{view.size(serve.missing_bytes)} are missing."] if serve.missing_bytes else []
     bounds = serve.bands["kv_cache_tokens"]
     reasons = [f"Of tokens it holds at least {bounds.low:,} and at most {bounds.high:,}."]
+    if serve.at_once is not None:
+        lengths = f"Of requests as long as {report.scenario.lengths} it holds {serve.at_once:,.1f} on average"
+        reasons.append(f"{lengths}, and at least {serve.at_once_95:,} in 95 of 100 draws.")
     if not serve.certain:
         reasons.append("Within its bands it may not start; its log of a start settles it.")
     return reasons

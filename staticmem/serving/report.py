@@ -42,6 +42,7 @@ class ServeScenario:
     kv_dtype: str
     load_as: str
     enforce_eager: bool
+    lengths: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Serve:
     left. Beside that share stand `cuda_graph_bytes`, and `at_start_bytes` that the driver and NCCL hold before the
     engine looks at the card. `kv_cache_tokens` are blocks times their tokens, and
     `max_concurrency` how many requests of the greatest length those hold, as the engine reports both.
+    `at_once` is how many requests of `lengths` fit on average, `at_once_95` in 95 of 100 draws; null without them.
     `peak_at` says where the profile run has its peak. `starts` is false where the engine ends with an error: `message`
     has it in short, `missing_bytes` what it lacks (0 where it refuses what it is asked), `change` the smallest change
     with which it starts ("" where none was found). `certain` is true where both ends of the bands say the same. `bands`
@@ -71,6 +73,8 @@ class Serve:
     kv_cache_tokens: int
     block_bytes: int
     max_concurrency: float
+    at_once: float | None
+    at_once_95: int | None
     peak_at: str
     starts: bool
     certain: bool

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from staticmem.config.lengths import numbers_of
 from staticmem.devices import gpus
 from staticmem.devices.gpus import BEFORE_AMPERE, Gpu
 from staticmem.errors import ModelFileError, UsageError
@@ -46,7 +47,8 @@ def serve(model: str | os.PathLike[str], gpu: str, **options: Any) -> report.Ser
         model: the config.json of a model of transformers, a folder that has it, or hf:OWNER/NAME.
         gpu: a card by name or size.
         options: those of `--mode serve` (docs/how-to/serve.md): engine, utilization, max_len, max_seqs,
-            max_batched_tokens, kv_dtype, load_as, enforce_eager, dtype, parallel (tp or pp), devices, gpus_file.
+            max_batched_tokens, kv_dtype, load_as, enforce_eager, lengths, dtype, parallel (tp or pp), devices,
+            gpus_file.
 
     Returns:
         The report; all figures in bytes, of one rank.
@@ -196,6 +198,7 @@ def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
         _kv_type(request, decoder),
         request.load_as,
         asked.eager,
+        request.lengths or "",
     )
     stages = tuple(
         report.ServeStage(
@@ -213,7 +216,7 @@ def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
         report.SCHEMA,
         model,
         scenario,
-        _serve(engine),
+        _serve(engine, request.lengths),
         stages,
         _sources(engine),
         tuple(NoteInfo(code, text, 1) for kind, code, text in notes if kind == "assumption"),
@@ -221,8 +224,12 @@ def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
     )
 
 
-def _serve(engine: Engine) -> report.Serve:
+def _serve(engine: Engine, lengths: str | None) -> report.Serve:
     stage, refusal = engine.fewest, engine.refusal()
+    fitting: tuple[float | None, int | None] = (None, None)
+    if lengths is not None:
+        drawn = numbers_of(lengths, most=engine.asked.length)
+        fitting = engine.cache.at_once(engine.blocks.expected, drawn, engine.asked.batched, engine.asked.sequences)
     ends = {engine.refusal("low") is None, engine.refusal("high") is None}
     left = Bounds(*(max(nbytes, 0) for nbytes in stage.left))
     bands = (stage.weights, stage.activation, stage.outside, stage.graphs, engine.at_start, left, engine.tokens)
@@ -240,6 +247,7 @@ def _serve(engine: Engine) -> report.Serve:
         engine.tokens.expected,
         stage.block,
         round(engine.concurrency, 2),
+        *fitting,
         stage.phase.value,
         refusal is None,
         len(ends) == 1,

@@ -10,26 +10,21 @@ those of the next larger shape that was run. Where the structure differs, so is 
 from __future__ import annotations
 
 import copy
-import csv
-import json
 import math
 import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from staticmem import files
 from staticmem.allocators.from_trace import Builder
+from staticmem.config.lengths import numbers_of, wrong
 from staticmem.config.plan import DRAWN, PACKED, PADDED, SORTED, TOKENS
-from staticmem.errors import UsageError
 from staticmem.units import round_up
 
-MOST_NUMBERS = 5_000_000  # lengths that are read of a file
-MOST_BYTES = 256 << 20  # of a file of lengths
 AT_WORST = 2  # steps with the longest batch behind those of a run
 RUN_WHOLE = 12  # so many shapes are all run
 SAMPLES = 9  # of lengths that are run where there are more; the polynomial has three coefficients of a length
@@ -63,10 +58,10 @@ class Lengths:
             UsageError: the source cannot be read, or a bound is missing.
         """
         if self.rule == TOKENS and not self.tokens:
-            raise _wrong("the rule `tokens` needs a budget", "Add `tokens: 8192`.")
+            raise wrong("the rule `tokens` needs a budget", "Add `tokens: 8192`.")
         if self.rule == PACKED:
             if not self.most:
-                raise _wrong("packed rows need a length", "Add `most: 4096`, the tokens of a row.")
+                raise wrong("packed rows need a length", "Add `most: 4096`, the tokens of a row.")
             return [(batch, self.most)] * (steps + AT_WORST)
         numbers = self._numbers()
         longest = self.most or max(numbers)
@@ -123,15 +118,7 @@ class Lengths:
 
     def _numbers(self) -> list[int]:
         """The lengths of the data, within their bounds."""
-        drawn = DRAWN.fullmatch(self.source)
-        if drawn is None:
-            numbers = _read(self.source, self.column)
-        else:
-            if drawn[1] != "uniform" and not self.most:
-                raise _wrong(f"{drawn[1]}(...) has no longest sample", "Add `most: 4096`: longer ones are cut to it.")
-            numbers = _draw(drawn[1], float(drawn[2]), float(drawn[3]), self.seed)
-        high = self.most or max(numbers)
-        return [min(max(number, self.least), high) for number in numbers]
+        return numbers_of(self.source, self.column, self.least, self.most, self.seed)
 
 
 def _share_above(kind: str, first: float, second: float, needed: int) -> float:
@@ -140,53 +127,6 @@ def _share_above(kind: str, first: float, second: float, needed: int) -> float:
         return min(max((second - needed) / max(second - first, 1e-9), 0.0), 1.0)
     at = (math.log(needed) if kind == "lognormal" else needed) - first
     return math.erfc(at / max(second, 1e-9) / math.sqrt(2)) / 2
-
-
-_DRAWS = 10_000  # samples of a distribution, which a run goes through again and again
-
-
-def _draw(kind: str, first: float, second: float, seed: int) -> list[int]:
-    draw = random.Random(seed)  # noqa: S311 - lengths, no secrets
-    chosen: dict[str, Callable[[], float]] = {
-        "normal": lambda: draw.normalvariate(first, second),
-        "lognormal": lambda: draw.lognormvariate(first, min(second, 20.0)),
-        "uniform": lambda: draw.uniform(first, second),
-    }
-    return [int(min(max(chosen[kind](), 1), 1 << 30)) for _ in range(_DRAWS)]
-
-
-def _wrong(what: str, hint: str) -> UsageError:
-    return UsageError(what, "The longest batch decides what a run needs.", hint, "SM443")
-
-
-def _read(path: str, column: str) -> list[int]:
-    """The numbers of a file.
-
-    Raises:
-        UsageError: it cannot be read, or has something else than whole numbers.
-    """
-    try:
-        text = files.read(path, MOST_BYTES).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        what, why = f"{path}: lengths cannot be read", f"{getattr(error, 'strerror', None) or error}."
-        raise UsageError(what, why, "It is a distribution such as normal(512, 128), or a file.", "SM443") from error
-    lines = islice(text.splitlines(), MOST_NUMBERS)
-    try:
-        if path.endswith((".jsonl", ".ndjson")):
-            numbers = [json.loads(line)[column or "length"] for line in lines if line.strip()]
-        elif path.endswith((".csv", ".tsv")):
-            rows = csv.DictReader(lines, delimiter="\t" if path.endswith(".tsv") else ",")
-            numbers = [row[column or "length"] for row in rows]
-        else:
-            numbers = [line for line in lines if line.strip()]
-        lengths = [int(number) for number in numbers]
-    except (ValueError, KeyError, TypeError, RecursionError, csv.Error) as error:
-        why = f"Its column or field '{column or 'length'}' has whole numbers ({type(error).__name__}: {error})."
-        raise UsageError(f"{path} has no lengths", why, "Name the column: `column: n_tokens`.", "SM443") from error
-    if not lengths or min(lengths) < 1:
-        what = f"{path} has {'a length below 1' if lengths else 'no lengths'}"
-        raise UsageError(what, "A sample has at least one token.", "Correct the file.", "SM443")
-    return lengths
 
 
 class ShapedBuilders:

@@ -207,6 +207,24 @@ def test_what_is_missing_by_the_parts() -> None:
     assert length.missing_bytes == 131072 // 16 * length.block_bytes - length.kv_cache_bytes
 
 
+def test_requests_of_lengths(tmp_path: Path) -> None:
+    """Of one length as many fit as the blocks say: 1,600 tokens are 100 of them. Half of 1,600 and half of 3,200 take
+    150 on average, and less than as many fit in 95 of 100 draws. More than `max_seqs` never run."""
+    one = serve(max_len=8192, lengths="uniform(1600, 1600)").serve
+    assert one.at_once == one.at_once_95 == one.kv_cache_blocks // 100
+    file = tmp_path / "lengths.txt"
+    file.write_text("1600\n3200\n")
+    two = serve(max_len=8192, lengths=str(file)).serve
+    assert two.at_once is not None
+    assert two.at_once_95 is not None
+    assert two.at_once == pytest.approx(two.kv_cache_blocks / 150, rel=0.01)
+    assert two.kv_cache_blocks / 200 < two.at_once_95 < two.at_once
+    assert serve(max_len=8192, lengths="uniform(16, 16)").serve.at_once_95 == 1024
+    assert serve(max_len=8192).serve.at_once is None
+    with pytest.raises(UsageError, match="lengths cannot be read"):
+        serve(lengths=str(tmp_path / "none.txt"))
+
+
 def test_ranks_that_divide_the_heads() -> None:
     assert serve(max_len=8192, parallel="tp", devices=3).serve.change == "--parallel tp --devices 2"
 
