@@ -177,6 +177,7 @@ def decoder_of(
     experts = _experts(config, traits)
     parts = _parts(config, traits, layers, experts)
     encoder = encoder_of(content, path, sees, config) if sees is not None else None
+    normed = "qk_norm_if" not in traits  # some classes have it where the config says so
     return Decoder(
         kind=outer,
         parts=parts,
@@ -185,7 +186,7 @@ def decoder_of(
         tied=config.switch("tie_word_embeddings", bool(traits.get("tied"))),
         softcap=bool(config.content.get("final_logit_softcapping", traits.get("softcap"))),
         gated=not traits.get("ungated"),
-        qk_norm=_qk_norm(config, traits),
+        qk_norm=str(traits.get("qk_norm", "")) if config.switch(str(traits.get("qk_norm_if")), normed) else "",
         norms=_norms(config, traits),
         sinks=bool(traits.get("sinks")),
         captured=int(traits.get("captured", 0)),
@@ -240,12 +241,6 @@ def _biases(config: Config, traits: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _qk_norm(config: Config, traits: Mapping[str, Any]) -> str:
-    """Some classes have it where the config says so."""
-    named = traits.get("qk_norm_if")
-    return str(traits.get("qk_norm", "")) if named is None or config.switch(named) else ""
-
-
 def _norms(config: Config, traits: Mapping[str, Any]) -> int:
     """Of a layer: attention and the rest share one where they run side by side."""
     parallel = config.switch("parallel_attn") and not config.switch("new_decoder_architecture")
@@ -259,6 +254,8 @@ def _latent(config: Config) -> Latent:
 
 
 def _state(config: Config, traits: Mapping[str, Any]) -> State:
+    # vllm/model_executor/models/config.py, NemotronHForCausalLMConfig: that of the config, else float16
+    item = 4 if config.content.get("mamba_ssm_cache_dtype") == "float32" else 2
     return State(
         config.whole("mamba_n_heads mamba_num_heads"),
         config.whole("mamba_d_head mamba_head_dim"),
@@ -267,15 +264,8 @@ def _state(config: Config, traits: Mapping[str, Any]) -> State:
         config.whole("mamba_d_conv conv_kernel", 4),
         config.switch("mamba_proj_bias"),
         config.switch("mamba_conv_bias", config.switch("use_conv_bias", True)),
-        _item_of_state(config, traits),
+        item if traits.get("alone") else 0,
     )
-
-
-def _item_of_state(config: Config, traits: Mapping[str, Any]) -> int:
-    """vllm/model_executor/models/config.py, NemotronHForCausalLMConfig: that of the config, else float16."""
-    if not traits.get("alone"):
-        return 0
-    return 4 if config.content.get("mamba_ssm_cache_dtype") == "float32" else 2
 
 
 def _parts(

@@ -86,7 +86,8 @@ def encoder_of(content: Mapping[str, Any], path: str, rules: Mapping[str, Any], 
         raise ModelFileError(what, why, "Give the whole config.json of the model.", "SM601")
     config = Config({**rules.get("defaults", {}), **described}, path)
     width, inner = config.whole("hidden_size"), config.whole("intermediate_size")
-    patch, merged = config.whole("patch_size"), _merged(content, config, rules)
+    patch = config.whole("patch_size")
+    merged = Config({**content, **described}, path).whole("spatial_merge_size", int(rules.get("merged", 1)))
     side = config.whole("image_size", 0) // patch
     patches = int(rules.get("tiles", 1)) * (side * side or int(rules["most_pixels"]) // patch**2)
     tokens = patches // merged**2
@@ -96,7 +97,7 @@ def encoder_of(content: Mapping[str, Any], path: str, rules: Mapping[str, Any], 
     sizes = {"width": width, "merged": width * merged**2, "text": hidden, "inner": inner}
     deep = described.get("deepstack_visual_indexes")
     levels = 1 + (len(deep) if isinstance(deep, list) else 0)
-    projections = tuple((_size(first, sizes), _size(last, sizes)) for first, last in rules["projections"]) * levels
+    projections = tuple((sizes.get(one, one), sizes.get(other, other)) for one, other in rules["projections"]) * levels
     pixels = CHANNELS * patch**2 * config.whole("temporal_patch_size", 1)
     learned = config.whole("num_position_embeddings", side * side if rules.get("learned") else 0)
     return Encoder(
@@ -114,13 +115,3 @@ def encoder_of(content: Mapping[str, Any], path: str, rules: Mapping[str, Any], 
         projections,
         width * (pixels + learned),
     )
-
-
-def _merged(content: Mapping[str, Any], config: Config, rules: Mapping[str, Any]) -> int:
-    """Patches along a side that become one token."""
-    otherwise = int(rules.get("merged", 1))
-    return Config({**content, **config.content}, config.path).whole("spatial_merge_size", otherwise)
-
-
-def _size(named: str | int, sizes: Mapping[str, int]) -> int:
-    return named if isinstance(named, int) else sizes[named]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from staticmem.errors import ModelFileError, UsageError
@@ -152,11 +152,6 @@ def _of_modelopt(packing: Mapping[str, Any]) -> Packed | None:
     return kinds.get(str(said.get("quant_algo") or packing.get("quant_algo")))
 
 
-def _of_mxfp4(packing: Mapping[str, Any]) -> Packed:
-    """vllm/model_executor/layers/quantization/mxfp4.py: experts alone; a scale of 8 bits for each 32 inputs."""
-    return Packed(4, 32, 1, title="mxfp4", experts=True)
-
-
 def _of_groups(packing: Mapping[str, Any]) -> Packed | None:
     """GPTQ and AWQ: scales in the model's type."""
     bits, group = _whole(packing.get("bits"), 4), _whole(packing.get("group_size"), 0)
@@ -167,12 +162,13 @@ def _of_groups(packing: Mapping[str, Any]) -> Packed | None:
     return Packed(bits, group, 2, method == "awq", False, ignored, f"int{bits}, {method}", ordered=ordered)
 
 
-_READERS = {
+_READERS: dict[str, Callable[[Mapping[str, Any]], Packed | None]] = {
     "compressed-tensors": _of_compressed_tensors,
     "fp8": _of_fp8,
     "gptq": _of_groups,
     "awq": _of_groups,
     "modelopt": _of_modelopt,
     "modelopt_fp4": _of_modelopt,
-    "mxfp4": _of_mxfp4,
+    # vllm/model_executor/layers/quantization/mxfp4.py: experts alone; a scale of 8 bits for each 32 inputs
+    "mxfp4": lambda _: Packed(4, 32, 1, title="mxfp4", experts=True),
 }

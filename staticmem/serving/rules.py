@@ -51,13 +51,6 @@ class Rules:
         low, expected, high = (int(gib * GIB) for gib in self.data["outside"][way][when])
         return Band(low, expected, high)
 
-    def file_of(self, kind: str) -> str:
-        """The engine's file of a model's class."""
-        for table in ("encoders", "models"):
-            if kind in self.data[table]:
-                return str(self.data[table][kind]["file"])
-        raise AssertionError("decoder_of refuses others")
-
     def says(self, message: str, **values: object) -> str:
         text: str = self.data["says"][message]
         return text.format(**values)

@@ -67,13 +67,10 @@ def serve_sizing(
         raise UsageError(
             "no GPU is left", "Covered are cards of NVIDIA from Volta on.", "See 'staticmem gpus'.", "SM183"
         )
-    if request.max_seqs is not None and request.max_seqs < concurrency:
-        why = f"The engine runs {request.max_seqs:,} requests at once at most."
-        what = f"--max-seqs {request.max_seqs} with --concurrency {concurrency}"
-        raise UsageError(what, why, "Leave --max-seqs out.", "SM602")
-    if request.max_batched_tokens is not None and request.max_batched_tokens < concurrency:
-        what = f"--max-batched-tokens {request.max_batched_tokens} with --concurrency {concurrency}"
-        raise UsageError(what, "Each request has a token of a step.", "Leave --max-batched-tokens out.", "SM602")
+    for flag, given in (("--max-seqs", request.max_seqs), ("--max-batched-tokens", request.max_batched_tokens)):
+        if given is not None and given < concurrency:
+            what, why = f"{flag} {given} with --concurrency {concurrency}", "The engine runs no more requests at once."
+            raise UsageError(what, why, f"Leave {flag} out.", "SM602")
     asked = served(path, request)
     if (request.max_len or 0) > asked.decoder.positions:
         what = f"--max-len {request.max_len}: the model has {asked.decoder.positions:,} positions"

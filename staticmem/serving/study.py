@@ -175,12 +175,6 @@ def _asked(request: Request, decoder: Decoder, card: Gpu, rules: Rules) -> Asked
     )
 
 
-def _kv_type(request: Request, decoder: Decoder) -> str:
-    if request.kv_dtype != AUTO:
-        return request.kv_dtype
-    return "fp8" if decoder.kv_item == 1 else decoder.dtype.name
-
-
 def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
     decoder, asked, rules = engine.decoder, engine.asked, engine.rules
     model = report.ServeModel(path, decoder.kind, decoder.dtype.name, decoder.packed.title, decoder.layers)
@@ -195,7 +189,7 @@ def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
         asked.length,
         asked.sequences,
         asked.batched,
-        _kv_type(request, decoder),
+        "fp8" if asked.item == 1 else decoder.dtype.name,
         request.load_as,
         asked.eager,
         request.lengths or "",
@@ -292,7 +286,8 @@ def _changes(engine: Engine) -> Iterator[tuple[str, Engine]]:
 
 def _sources(engine: Engine) -> dict[str, str]:
     """Where each part is from."""
-    version, file = engine.rules.data["read"], engine.rules.file_of(engine.decoder.kind)
+    data, kind = engine.rules.data, engine.decoder.kind
+    version, file = data["read"], {**data["models"], **data["encoders"]}[kind]["file"]
     title = f"{engine.rules.data['title']} {version}"
     return {
         "weights": f"tensors of models/{file} of {title}, in blocks of PyTorch's allocator",

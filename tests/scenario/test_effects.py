@@ -28,6 +28,7 @@ VALUES: dict[str, Any] = {name: not one.default for name, one in OPTIONS.items()
     "batch": 8, "resolution": 224, "dims": {"seq": 3}, "mode": "train", "prompt": 4, "new_tokens": 4, "cache": "static",
     "engine": "vllm", "utilization": 0.5, "max_len": 64, "max_seqs": 8, "max_batched_tokens": 64, "kv_dtype": "fp8",
     "load_as": "fp8",
+    "lengths": "lognormal(6, 1)",
     "sampling": "sample", "preset": "hf-trainer", "optimizer": "sgd", "optimizer_impl": "for-loop",
     "optim_target_modules": "all-linear", "optim_args": "rank=8", "momentum": 0.9, "loss": "mse", "target_length": 5,
     "dtype": "bf16", "amp": "bf16", "sdpa": "math", "compile": True, "compile_mode": "reduce-overhead",
