@@ -11,7 +11,7 @@ examples/dreambooth/train_dreambooth_lora_flux.py (the loop, and what of it is l
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -358,6 +358,7 @@ class Step(torch.nn.Module):  # type: ignore[misc]
 
     def _called(self, ids: Mapping[str, torch.Tensor]) -> Any:
         pipeline = self.of[0]
+        _refuse(pipeline.options, ("latents",), "is of training")
         steps, guided = int(pipeline.options.get("steps") or STEPS), pipeline.options.get("guidance") != "no"
         try:
             return pipeline.call(pipeline.use_prompts(ids), guided, steps, "pt")[0]
@@ -366,6 +367,9 @@ class Step(torch.nn.Module):  # type: ignore[misc]
 
     def _trained(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         pipeline, given = self.of[0], self.given
+        _refuse(pipeline.options, ("steps", "guidance"), "is of inference")
+        if given is not None:
+            _refuse(pipeline.options, ("tiling", "slicing"), "is of the VAE, which does not run with cached latents")
         denoiser, scheduler = pipeline.models[pipeline.denoiser], pipeline.scheduler
         if given is None:
             with torch.autocast("cuda", enabled=False):  # accelerate has the denoiser's forward alone run under it
@@ -409,6 +413,8 @@ class Decoder(torch.nn.Module):  # type: ignore[misc]
         self.vae = pipeline.models[VAE]
 
     def forward(self, latents: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            raise ValueError("part= is of inference: leave it out in training")
         image = self.vae.decode(latents / self.vae.config.scaling_factor, return_dict=False)[0]
         return (image * 0.5 + 0.5).clamp(0, 1)  # image_processor.py, `VaeImageProcessor.denormalize`
 
@@ -421,7 +427,16 @@ class Part(torch.nn.Module):  # type: ignore[misc]
         self.part, self.given = module, given
 
     def forward(self, **inputs: torch.Tensor) -> Any:
+        if self.training:
+            raise ValueError("part= is of inference: leave it out in training")
         return self.part(**self.given.arguments(inputs))
+
+
+def _refuse(options: Mapping[str, str], names: Sequence[str], why: str) -> None:
+    """Raises for options that would change nothing."""
+    for name in names:
+        if name in options:
+            raise ValueError(f"{name}= {why}: leave it out")
 
 
 def _class_of(package: Any, name: str) -> Any:

@@ -131,3 +131,18 @@ def test_a_pipeline_that_is_not_built_says_why(index: dict[str, Any], options: s
     with pytest.raises(StaticmemError) as caught:
         _study(f"diffusers:{_pipeline(tmp_path, **index)}{options}", mode="infer")
     assert words in f"{caught.value.what} {caught.value.why}"
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "words"),
+    [
+        (",latents=cached", "infer", "latents= is of training"),
+        (",guidance=no", "train", "guidance= is of inference"),
+        (",latents=cached,tiling=yes", "train", "tiling= is of the VAE"),
+        (",part=vae", "train", "part= is of inference"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(options: str, mode: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(StaticmemError) as caught:
+        _study(f"diffusers:{_pipeline(tmp_path)}{options}", mode=mode)
+    assert words in caught.value.why
