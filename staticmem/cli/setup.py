@@ -75,13 +75,15 @@ def add_completion(verbs: Any) -> None:
 def init(args: argparse.Namespace) -> int:
     from staticmem.config.root import schema  # late: `staticmem --help` imports this module
     from staticmem.config.template import plan_template, template
+    from staticmem.frontends.architectures import is_name
     from staticmem.report.schema import dumps
 
     text = plan_template if args.plan else template
     if args.output == "-":
         sys.stdout.write(text(args.model or "model.pt2", f"./{SCHEMA_NAME}"))
         return 0
-    if args.model is not None and not os.path.exists(args.model):
+    is_path = args.model is not None and not is_name(args.model)
+    if is_path and not os.path.exists(args.model):
         hint = "Check the path. Without a model, init writes a config for model.pt2, which you replace."
         raise UsageError(
             f"{args.model} does not exist", "The config would name a model that is not there.", hint, "SM101"
@@ -93,7 +95,7 @@ def init(args: argparse.Namespace) -> int:
         check_target(beside, args.force)
         write_atomically(beside, described)
     model = args.model or "model.pt2"
-    if args.model is not None and folder and not os.path.isabs(model):
+    if is_path and folder and not os.path.isabs(model):
         model = os.path.relpath(model, folder)
     write_atomically(args.output, text(model, f"./{SCHEMA_NAME}"))
     say(f"Wrote {args.output} and {beside}")

@@ -219,16 +219,22 @@ def model_name(path: str) -> str:
 
 def whole(given: str) -> str:
     """The same with its path from the root, for processes in other folders."""
-    package, colon, rest = given.partition(":")
-    if colon and package in (*PACKAGES, CARRIED, HUB):
+    if is_name(given):
+        package, _, rest = given.partition(":")
         return f"{package}:{os.path.abspath(rest)}" if package in _OF_PATHS else given
     return given if not os.path.exists(given) and is_bare_id(given) else os.path.abspath(given)
 
 
+def is_name(given: str) -> bool:
+    """Whether a model goes by a name of a package or of the Hub, not by a path."""
+    package, colon, _ = given.partition(":")
+    return bool(colon) and package in (*PACKAGES, CARRIED, HUB)
+
+
 def below(folder: str, given: str) -> str:
     """The same with a path that begins in a folder, as those of a config do."""
-    package, colon, rest = given.partition(":")
-    if colon and package in (*PACKAGES, CARRIED, HUB):
+    if is_name(given):
+        package, _, rest = given.partition(":")
         return f"{package}:{os.path.join(folder, rest)}" if package in _OF_PATHS else given
     return os.path.join(folder, given)
 

@@ -84,8 +84,9 @@ class RunReport(Shown):
     `gpu` is the verdict on the card; None: no card is named, and figures are those of an H100. `changes` are tried
     where the run does not fit or is tight, the cheapest first. `points` are the timeline: for each, the number of the
     instant and the bytes of allocated and of reserved memory, context apart (`context_bytes`), the peaks since the
-    point before. `retries` is how often the allocator gave cached memory back to have enough, `returned_bytes` how
-    much.
+    point before. `cause`: the instant that runs out, or needs the most, ran before with less; this one, between the
+    two, took the most since. `retries` is how often the allocator gave cached memory back to have enough,
+    `returned_bytes` how much.
     """
 
     kind: ClassVar[str] = "run"
@@ -108,3 +109,4 @@ class RunReport(Shown):
     retries: int = 0
     returned_bytes: int = 0
     host: HostInfo | None = None
+    cause: str = ""

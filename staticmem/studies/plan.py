@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
 from staticmem.allocators.band import JITTERS, JITTERS_OF_LONG, LONG, JitteredSizes, Replays, is_quick, jitters
@@ -87,8 +87,8 @@ class Played:
         """The stops of an instant in the timeline, its ends among them."""
         moment = self.moments[number]
         length = moment.end - moment.start
-        count = max(1, min(POINTS * length // max(len(self.process.calls), 1), length))
-        return [moment.start + part * length // count for part in range(count + 1)]
+        parts = max(1, min(POINTS * length // max(len(self.process.calls), 1), length))
+        return [moment.start + part * length // parts for part in range(parts + 1)]
 
 
 class PlanStudy:
@@ -230,6 +230,7 @@ class PlanStudy:
             retries=meters.retries,
             returned_bytes=meters.replay.returned if meters.replay is not None else 0,
             host=host_of_instants(list(self._on_host())),
+            cause="" if meters.cause is None else meters.instants[meters.cause].name,
         )
 
     def _on_host(self) -> Iterator[tuple[str, Study, int]]:
@@ -288,16 +289,38 @@ class PlanStudy:
                 asleep = Instant("sleep", model, own={"parts": WITH_STATE})
                 moved = [*instants[:at], asleep, worst, Instant("wake", model), *instants[at + 1 :]]
                 yield f"'{model}' on the CPU during '{before.instants[at].name}'", moved, self.device
-        batch = worst.options.get("batch")
+        for number in dict.fromkeys((at, at if before.cause is None else before.cause)):
+            yield from self._smaller(instants, number, before.instants[number].name)
+
+    def _smaller(self, instants: Sequence[Instant], at: int, name: str) -> Iterator[tuple[str, list[Instant], Device]]:
+        """Half the batch in an instant, and in those that are as it."""
+        chosen = instants[at]
+        batch = chosen.options.get("batch")
         if batch is None or batch == 1:
             return
-        less: dict[str, Any] = {**worst.options, "batch": batch // 2}
+        less: dict[str, Any] = {**chosen.options, "batch": batch // 2}
         what = f"batch {batch // 2}"
-        if worst.word == "step":
-            less["accumulate"] = 2 * worst.options.get("accumulate", 1)
+        if chosen.word == "step":
+            less["accumulate"] = 2 * chosen.options.get("accumulate", 1)
             what = f"micro-batches of {batch // 2} (accumulate {less['accumulate']})"
-        smaller = [replace(one, options=less) if one.options == worst.options else one for one in instants]
-        yield f"{what} in '{before.instants[at].name}'", smaller, self.device
+        smaller = [replace(one, options=less) if one.options == chosen.options else one for one in instants]
+        yield f"{what} in '{name}'", smaller, self.device
+
+
+def _named_apart(instants: Sequence[InstantReport]) -> list[InstantReport]:
+    """Instants, of which no two have one name: the second `step` is `step 2`."""
+    names: set[str] = set()
+    apart = []
+    for one in instants:
+        name = next(name for name in _numbered(one.name) if name not in names)
+        names.add(name)
+        apart.append(one if name == one.name else replace(one, name=name))
+    return apart
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name} {number}" for number in count(2))
 
 
 def _lengths(instant: Instant) -> Lengths:
@@ -420,7 +443,7 @@ class _Meters:
             self._ends = max(reserved - low, 0), max(high - reserved, 0)
         else:
             self._jittered = list(self._jitters())
-        self.instants = [self._instant(moment) for moment in played.moments]
+        self.instants = _named_apart([self._instant(moment) for moment in played.moments])
 
     @property
     def retries(self) -> int:
@@ -451,8 +474,8 @@ class _Meters:
     def _jitters(self) -> Iterator[Stretches]:
         process = self.played.process
         sizes = JitteredSizes(process)
-        count = JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG
-        tries = [(sizes.scaled(scale, at + 1), layout) for at, (scale, layout) in enumerate(jitters(count))]
+        chosen = jitters(JITTERS if len(process.calls) <= LONG else JITTERS_OF_LONG)
+        tries = [(sizes.scaled(scale, at + 1), layout) for at, (scale, layout) in enumerate(chosen)]
         tries += [(process.bound(most), ascending) for most in (False, True) if process.bounds]
         for changed, layout in tries:
             yield from self._jitter(changed, layout)
@@ -522,6 +545,18 @@ class _Meters:
         """The number of the instant that runs out of memory, or needs the most."""
         out = [number for number, one in enumerate(self.instants) if one.runs_out]
         return out[0] if out else max(range(len(self.instants)), key=lambda at: self.instants[at].device_bytes)
+
+    @cached_property
+    def cause(self) -> int | None:
+        """Where an instant as the worst one ran before with less: the instant between the two in which reserved memory
+        grew the most, as an evaluation whose blocks no step can use."""
+        worst, moments, reserved = self.worst, self.played.moments, [one.reserved_bytes for one in self.instants]
+        instant = replace(moments[worst].instant, name="", times=1)
+        same = [at for at in range(worst) if replace(moments[at].instant, name="", times=1) == instant]
+        between = range(same[-1] + 1, worst) if same else range(0)
+        grown = {at: reserved[at] - reserved[at - 1] for at in between}
+        cause = max(grown, key=lambda at: grown[at], default=None)
+        return cause if cause is not None and grown[cause] > reserved[worst] - reserved[worst - 1] else None
 
     @cached_property
     def verdict(self) -> Verdict:

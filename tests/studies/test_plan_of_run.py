@@ -132,6 +132,20 @@ def test_what_does_not_fit_says_where_and_what_makes_it_fit() -> None:
     assert report.changes[0].device_bytes == smaller.device_bytes
 
 
+def test_an_evaluation_whose_blocks_no_step_can_use_is_the_cause() -> None:
+    """Steps alone fit, and beside a list of 20 x 40 MiB, which stays, they do not."""
+    kept = {"evaluate": {"times": 20, "gather": "list", "gathered": "40 MiB", "function": False}}
+    step = {"step": {"batch": 24}}
+    assert run_of(step, gpus=["2GiB"]).cause == ""
+    report = run_of(step, kept, step, "evaluate", gpus=["2GiB"])
+    assert [one.name for one in report.instants] == ["step", "evaluate", "step 2", "evaluate 2"]
+    assert [one.runs_out for one in report.instants] == [False, False, True, False]
+    assert report.cause == "evaluate"
+    assert "It runs out of memory in 'step 2', which took less before 'evaluate'." in str(report)
+    assert str(report).count("not reached") == 1
+    assert "On the host" in str(report._rendered("html"))
+
+
 ERRORS: list[tuple[Any, str]] = [
     ({"instants": [{"stop": {}}]}, "SM194"),
     ({"instants": [{"step": {"optimiser": "adam"}}]}, "SM194"),
@@ -200,3 +214,8 @@ def test_other_verbs_take_the_training_step_of_a_config_with_a_plan(
     assert main(["analyze", "--config", str(path), "-f", "json"]) == 0
     scenario = json.loads(capsys.readouterr().out)["scenario"]
     assert (scenario["mode"], scenario["batch"], scenario["optimizer"]) == ("train", 8, "adam")
+
+
+def test_init_writes_a_plan_of_a_model_by_name(tmp_path: Path) -> None:
+    assert main(["init", "models:resnet50", "--plan", "-o", str(tmp_path / "staticmem.yaml")]) == 0
+    assert 'model: "models:resnet50"' in (tmp_path / "staticmem.yaml").read_text()

@@ -11,6 +11,8 @@ from staticmem.report.run import InstantReport, LengthsInfo, RunReport
 from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.report.verdict import fit_lines, host_lines, plural, returned_text, with_article, worst_case
 
+RUNS_OUT = "runs out"
+
 
 def render(run: RunReport, view: View = PLAIN) -> str:
     """The answer, a line for each instant, and what makes the run fit."""
@@ -51,10 +53,11 @@ def render_markdown(run: RunReport, view: View = PLAIN) -> str:
 def verdict_lines(run: RunReport, view: View) -> list[str]:
     """Whether the run fits and what it needs, then where: a sentence each."""
     out = next((one for one in run.instants if one.runs_out), None)
-    where = f"It needs the most in '{run.peak}'."
+    where = f"It needs the most in '{run.peak}'"
     if out is not None:
         after = f" after {plural(out.ran, 'step')}" if out.ran and out.times > 1 else ""
-        where = f"It runs out of memory in '{out.name}'{after}."
+        where = f"It runs out of memory in '{out.name}'{after}"
+    where += f", which took less before '{run.cause}'." if run.cause else "."
     if run.gpu is None:
         most = worst_case(run.device_bytes, run.device, None, view)
         need = (
@@ -82,10 +85,21 @@ def lengths_text(one: InstantReport, lengths: LengthsInfo, view: View) -> str:
 
 def _cells(run: RunReport, view: View) -> Iterator[list[str]]:
     yield ["instant", "model", "live", "device", "at most", "left", "cached", ""]
-    for one in run.instants:
+    for one, status in with_status(run):
         sizes = [one.live_bytes, one.device_bytes, one.device_high_bytes, one.left_bytes, one.cached_bytes]
         name = f"{one.name} x {one.times}" if one.times > 1 else one.name
-        yield [name, one.model, *map(view.size, sizes), "runs out" if one.runs_out else ""]
+        yield [name, one.model, *map(view.size, sizes), status]
+
+
+def with_status(run: RunReport) -> Iterator[tuple[InstantReport, str]]:
+    """The instants, and what becomes of each on a card that has not enough memory."""
+    is_over = False
+    for one in run.instants:
+        if one.runs_out:
+            is_over = True
+            yield one, RUNS_OUT
+        else:
+            yield one, "not reached" if is_over else ""
 
 
 def csv_rows(run: RunReport) -> Iterator[Sequence[object]]:

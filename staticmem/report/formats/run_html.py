@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from staticmem.report.formats import Format
-from staticmem.report.formats.run import lengths_text, verdict_lines
+from staticmem.report.formats.run import RUNS_OUT, lengths_text, verdict_lines, with_status
 from staticmem.report.html.curves import Line, curve
 from staticmem.report.html.page import data, esc, json_text, name, page, section, table
+from staticmem.report.html.sections import host_section
 from staticmem.report.json import to_json
 from staticmem.report.run import InstantReport, RunReport
 from staticmem.report.text import PLAIN, View
@@ -21,7 +22,8 @@ def render(run: RunReport, view: View = PLAIN) -> str:
     of = ", ".join(name(model) for model in run.models)
     hero = f'<div class="hero"><p class="eyebrow">Run of {of}</p><h1 class="sentence">{esc(answer)}</h1>{why}</div>'
     footer = f"<footer>staticmem · {esc(run.schema)} · one file, no network</footer>"
-    body = f'<main id="main">{hero}{_timeline(run, view)}{_changes(run, view)}{_table(run, view)}</main>{footer}'
+    sections = _timeline(run, view), _changes(run, view), _table(run, view), _host(run, view)
+    body = f'<main id="main">{hero}{"".join(sections)}</main>{footer}'
     blocks = data("sm-run", "application/json", json_text(to_json(run)))
     return page("run · staticmem", body, styles=("report.css", "sizing.css"), scripts=("sort.js",), blocks=blocks)
 
@@ -59,17 +61,21 @@ def _changes(run: RunReport, view: View) -> str:
 def _table(run: RunReport, view: View) -> str:
     rows: list[list[str]] = []
     keys: list[list[float | str]] = []
-    for number, one in enumerate(run.instants):
+    for number, (one, status) in enumerate(with_status(run)):
         cells: list[tuple[str, float | str]] = [(str(number + 1), number), (esc(one.name), one.name)]
         cells.append((esc(one.does), one.does))
         cells.append((esc(one.model), one.model))
         cells += [(view.size(nbytes), nbytes) for nbytes in _sizes(one)]
-        cells.append(('<strong class="short">runs out</strong>' if one.runs_out else "", ""))
+        cells.append((f'<strong class="short">{status}</strong>' if status == RUNS_OUT else status, status))
         rows.append([cell for cell, _ in cells])
         keys.append([key for _, key in cells])
     many = "".join(f"<p>{esc(lengths_text(one, one.lengths, view))}</p>" for one in run.instants if one.lengths)
     body = many + table(_HEADS, rows, id="rows", right=[0, *range(4, 11)], caption="Instants", keys=keys)
     return section("table", "Instants", f'<div class="cards">{body}</div>', "Choose a head to sort by it.")
+
+
+def _host(run: RunReport, view: View) -> str:
+    return "" if run.host is None else host_section(run.host, view)
 
 
 def _sizes(one: InstantReport) -> tuple[int, ...]:

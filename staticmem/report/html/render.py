@@ -30,7 +30,7 @@ def render(report: Report, extras: Extras | None = None, view: View = PLAIN) -> 
     parts = [
         ("", "", f'<div class="hero">{head.verdict(report, extras.cards, view)}</div>'),
         ("meters", "Meters", head.meters(report, view)),
-        ("host", "Host", sections.host_section(report, view)),
+        ("host", "Host", sections.host_section(report.host, view) if report.host is not None else ""),
         ("fit", "Fit", head.fit_table(extras.cards, view)),
         ("timeline", "Timeline", sections.timeline_section(report) if extras.timeline is not None else ""),
         ("peak", "Peak", sections.peak_section(report, view)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from staticmem.report.html.beside import Extras, WhatIf
 from staticmem.report.html.head import ORDER, part_name
 from staticmem.report.html.page import asset, esc, name, section, stacked_bar, table, template
-from staticmem.report.model import NoteInfo, Report, TensorEntry, TensorInfo
+from staticmem.report.model import HostInfo, NoteInfo, Report, TensorEntry, TensorInfo
 from staticmem.report.sweep import SAME, LeverRow
 from staticmem.report.text import View
 from staticmem.report.verdict import cache_rows, compiled_rows, host_lines, phase_rows, shape_text
@@ -186,11 +186,9 @@ def lever_section(levers: Sequence[LeverRow], peak: int, view: View) -> str:
     return section("levers", "Levers", f'<div class="tall">{grid}</div>', lead)
 
 
-def host_section(report: Report, view: View) -> str:
-    """The memory of the process on the host, where it was asked for."""
-    if report.host is None:
-        return ""
-    lines = "".join(f"<li>{esc(line)}</li>" for line in host_lines(report.host, view))
+def host_section(host: HostInfo, view: View) -> str:
+    """The memory of the process on the host."""
+    lines = "".join(f"<li>{esc(line)}</li>" for line in host_lines(host, view))
     return section("host", "On the host", f"<ul>{lines}</ul>")
 
 
