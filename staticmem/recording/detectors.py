@@ -159,5 +159,8 @@ def _total(losses: Any) -> Any:
 
 def _check_sizes(module: Any, args: Any, kwargs: Any) -> None:
     """Each image is resized and searched by itself, so that all sizes stay as they are. A hook of the module."""
+    heads = getattr(module, "roi_heads", None)
+    if module.training and heads is not None and (heads.has_mask() or heads.has_keypoint()):
+        raise ValueError("training of masks and key points is not covered; --mode infer is")
     if any(isinstance(size, torch.SymInt) for size in kwargs["images"].shape):
         raise ValueError("each image is searched by itself, so that its sizes are fixed")
