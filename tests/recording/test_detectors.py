@@ -58,8 +58,8 @@ def test_a_limit_of_the_code_decides() -> None:
     assert found(100)[0] == 100
 
 
-def test_detections_of_a_file_stay() -> None:
-    """A limit that was recorded is a condition: another one is refused, and named."""
+def test_limits_of_a_file_are_read() -> None:
+    """With what was recorded, the least, and whether it is of training alone."""
     document = found(100)[1]
     document["limits"] = {"detections": [100, 1, False]}
     document["sizes"]["example"]["detections"] = 100
