@@ -7,15 +7,17 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from loading import load_module
 
 from staticmem.version import REFERENCE_TORCH
 
 # The same examples every time: a failure is of the change. `--hypothesis-profile=search` looks for new ones.
 # No deadline: the first example imports what the others have, on machines that do other things too.
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("search", deadline=None)
+# How long examples take to draw is the machine's affair.
+_SLOW = [HealthCheck.too_slow]
+settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("search", deadline=None, suppress_health_check=_SLOW)
 settings.load_profile("same")
 
 
