@@ -181,7 +181,8 @@ def _note_of_drawn(places: Sequence[str]) -> Note:
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     text = (
         f"what the network finds is in the data ({', '.join(places[:3])}{more}), and was drawn at random: so much is "
-        "found that the model's own limits decide how many boxes remain"
+        "found that the model's own limits decide how many boxes remain. Images of a batch are padded to the longest "
+        "sides among them, which --resolution HxW sets"
     )
     return Note("assumption", "SM392", text)
 

@@ -26,8 +26,9 @@ class Config:
                 return value
         if otherwise is not None:
             return otherwise
-        what = f"{self.path}: a config that does not say its sizes"
-        raise ModelFileError(what, f"It has no {names.split()[0]}.", "Give the config.json of a decoder.", "SM145")
+        what, name = f"{self.path}: a config that does not say its sizes", names.split()[0]
+        why = f"Its {name} is no whole number from 1." if name in self.content else f"It has no {name}."
+        raise ModelFileError(what, why, "Give the config.json of a decoder.", "SM145")
 
     def switch(self, name: str, otherwise: bool = False) -> bool:
         value = self.content.get(name)

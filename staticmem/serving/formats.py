@@ -73,6 +73,8 @@ def _reasons(report: ServeReport, view: View) -> list[str]:
     if serve.at_once is not None:
         lengths = f"Of requests as long as {report.scenario.lengths} it holds {serve.at_once:,.1f} on average"
         reasons.append(f"{lengths}, and at least {serve.at_once_95:,} in 95 of 100 draws.")
+        if serve.at_once_95 == report.scenario.max_seqs:
+            reasons[-1] += f" --max-seqs {report.scenario.max_seqs} is the limit, not the cache."
     if not serve.certain:
         reasons.append("Within its bands it may not start; its log of a start settles it.")
     return reasons
