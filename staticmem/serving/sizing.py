@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from staticmem.devices.gpus import Gpu
 from staticmem.errors import UsageError
 from staticmem.report.formats import JSON, Format
+from staticmem.report.model import NoteInfo
 from staticmem.report.sizing import Price
 from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import Request
-from staticmem.serving.engine import Engine
-from staticmem.serving.study import MOST_RANKS, Served, is_covered, served
+from staticmem.serving.engine import MEASURED_ON, Engine
+from staticmem.serving.study import MOST_RANKS, Served, chip_of, is_covered, served
 
 SCHEMA = "staticmem.serve-sizing/1"
 WAYS = ("tp", "pp")
@@ -51,6 +52,7 @@ class ServeSizing:
     max_len: int
     recommendation: str
     cards: tuple[ServeCard, ...]
+    warnings: tuple[NoteInfo, ...]
 
 
 def serve_sizing(
@@ -79,9 +81,15 @@ def serve_sizing(
     rows.sort(key=_worth)
     length = request.max_len or asked.decoder.usual
     title, version = asked.rules.data["title"], asked.rules.version
-    return ServeSizing(
-        SCHEMA, path, title, version, concurrency, length, _recommended(rows, concurrency, length), tuple(rows)
-    )
+    answer, warnings = _recommended(rows, concurrency, length), tuple(_warnings(cards))
+    return ServeSizing(SCHEMA, path, title, version, concurrency, length, answer, tuple(rows), warnings)
+
+
+def _warnings(cards: Sequence[Gpu]) -> Iterator[NoteInfo]:
+    others = [card for card in cards if is_covered(card) and chip_of(card) != MEASURED_ON]
+    if others:
+        text = "engines were read on the chip of the H100: figures of other cards have its memory outside of PyTorch"
+        yield NoteInfo("SM603", f"{text}, with wider bands; the engine's own log settles them", len(others))
 
 
 def _row(asked: Served, card: Gpu, concurrency: int, price: Price | None) -> ServeCard:
@@ -95,7 +103,8 @@ def _row(asked: Served, card: Gpu, concurrency: int, price: Price | None) -> Ser
             engine = engine.asking(sequences=concurrency, batched=max(engine.asked.batched, concurrency))
         refusal = engine.refusal()
         if refusal is not None:
-            why = refusal.message if not held else why
+            of = f"{count} cards: " if count > 1 else ""
+            why = why if held else f"{of}{refusal.message}"
             continue
         tokens, held = engine.tokens.expected, round(engine.concurrency, 2)
         why = f"{held:,.2f} requests at once, with {count} cards"
@@ -150,6 +159,8 @@ def render(sizing: ServeSizing, view: View = PLAIN) -> str:
     heads = ["GPU", "usable", "cards", "at once", "tokens", *["price"] * priced, ""]
     text.columns([heads, *(_cells(row, priced, view) for row in sizing.cards)], right=range(1, 5 + priced))
     text.wrap(f"cards: the fewest of 1, 2, 4 and {MOST_RANKS}; at once, tokens: what the cache of these holds.")
+    for note in sizing.warnings:
+        text.wrap(f"{note.code}  {note.text}.")
     return text.end()
 
 

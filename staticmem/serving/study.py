@@ -298,6 +298,10 @@ def _sources(engine: Engine) -> dict[str, str]:
     }
 
 
+def chip_of(card: Gpu) -> str:
+    return card.chip or card.architecture
+
+
 def _notes(engine: Engine) -> Iterator[tuple[str, str, str]]:
     rules, asked = engine.rules, engine.asked
     if not rules.was_read:
@@ -306,7 +310,7 @@ def _notes(engine: Engine) -> Iterator[tuple[str, str, str]]:
             "not read: the bands are wider"
         )
         yield "warning", "SM603", text
-    if (engine.card.chip or engine.card.architecture) != MEASURED_ON:
+    if chip_of(engine.card) != MEASURED_ON:
         text = (
             f"no engine was read on {engine.card.name}: memory outside of PyTorch and of CUDA graphs is that of an H100"
         )
