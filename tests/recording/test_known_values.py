@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from staticmem.errors import DimensionError, ModelFileError
+from staticmem.frontends.architectures import architecture_of
 from staticmem.frontends.recorded import RecordedModel
 from staticmem.recording import image_inputs
 from staticmem.recording.architectures import BuiltModel
@@ -128,7 +129,8 @@ def test_a_size_that_the_code_fixed_is_recorded_again() -> None:
     assert written["fixed_axes"] == {"ids[0]": "seq"}
     model = BuiltModel.__new__(BuiltModel)
     RecordedModel.__init__(model, "<m>", written, "transformers")
-    vars(model).update(others=[], by_step={}, described=None, architecture=None)
+    architecture = architecture_of("timm:resnet18")
+    vars(model).update(others=[], by_step={}, described=None, architecture=architecture)
     assert model.at({"seq": 3}, False, {}) is model
     assert not model.holds({"seq": 4}, False)
 
