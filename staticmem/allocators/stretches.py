@@ -17,7 +17,7 @@ from staticmem.eager.trace import round_up
 @dataclass(frozen=True)
 class Stretches:
     """Bytes of allocated and of reserved memory: `at` each of the `stops`, which count calls and begin with 0, and the
-    `peaks` of the stretch that begins there."""
+    `peaks` of the stretch that begins there, its beginning included."""
 
     stops: Sequence[int]
     at: Sequence[tuple[int, int]]
@@ -45,7 +45,9 @@ class Stretches:
         """Those of a whole replay."""
         allocated, reserved = replay._allocated, replay._reserved
         at = [(allocated[stop - 1], reserved[stop - 1]) if stop else (0, 0) for stop in stops]
-        return cls(stops, at, [replay.peak_between(start, end) for start, end in pairwise(stops)])
+        most = [replay.peak_between(start, end) for start, end in pairwise(stops)]
+        begun = [(max(a, b), max(c, d)) for (a, c), (b, d) in zip(at, most, strict=False)]
+        return cls(stops, at, begun)
 
     @property
     def reserved(self) -> int:

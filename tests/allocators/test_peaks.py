@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from staticmem.allocators.band import WIDTH, Replays
@@ -83,6 +83,7 @@ def test_rounding_is_that_of_the_replay(process: tuple[list[int], list[int]]) ->
 
 
 @given(processes(), st.lists(st.integers(0, 240), max_size=12), LAYOUTS)
+@example(([0, -1, 1, 2, 3, 4, -4, -5], [0, 0, 0, 1, 0]), [6], ascending)  # a stretch that releases alone
 @settings(max_examples=200, deadline=None)
 def test_stretches_are_those_of_the_replay(
     process: tuple[list[int], list[int]], drawn: list[int], layout: Layout
