@@ -45,9 +45,11 @@ class Stretches:
         """Those of a whole replay."""
         allocated, reserved = replay._allocated, replay._reserved
         at = [(allocated[stop - 1], reserved[stop - 1]) if stop else (0, 0) for stop in stops]
-        most = [replay.peak_between(start, end) for start, end in pairwise(stops)]
-        begun = [(max(a, b), max(c, d)) for (a, c), (b, d) in zip(at, most, strict=False)]
-        return cls(stops, at, begun)
+        peaks = []
+        for (start, end), (allocated_before, reserved_before) in zip(pairwise(stops), at, strict=False):
+            most_allocated, most_reserved = replay.peak_between(start, end)
+            peaks.append((max(allocated_before, most_allocated), max(reserved_before, most_reserved)))
+        return cls(stops, at, peaks)
 
     @property
     def reserved(self) -> int:

@@ -108,8 +108,8 @@ class RecordedModel(ModelFile):
             drawn = [fields.text(place) for place in fields.items(self.document.get("drawn_values", []))]
             self.notes += [_note_of_drawn(drawn)] if drawn else []
             self.limits = {
-                fields.text(name): (fields.size(value), fields.size(least), fields.boolean(training))
-                for name, (value, least, training) in fields.mapping(self.document.get("limits", {})).items()
+                fields.text(name): (fields.size(value), fields.size(least))
+                for name, (value, least) in fields.mapping(self.document.get("limits", {})).items()
             }
             self.loss_function = fields.text(self.document.get("loss_function", ""))
             self.inputs_of_mode = {
@@ -285,12 +285,8 @@ class _Programs:
 
 
 def _open_limits(model: RecordedModel, training: bool, given: Mapping[str, int]) -> dict[str, tuple[int, int]]:
-    """The sizes of a mode that the model's own limits decide where nobody gives them, with the least of each."""
-    return {
-        name: (value, least)
-        for name, (value, least, of_training) in model.limits.items()
-        if of_training is training and name not in given
-    }
+    """The sizes of an inference that the model's own limits decide where nobody gives them, with the least of each."""
+    return {} if training else {name: both for name, both in model.limits.items() if name not in given}
 
 
 def _notes_of_limits(model: RecordedModel, training: bool, given: Mapping[str, int]) -> list[Note]:

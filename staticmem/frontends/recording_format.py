@@ -34,7 +34,7 @@ JSON, packed with LZMA. `schemas/recording-1.schema.json` is its schema.
 | `unlabelled` | of transformers: why its own loss could not be recorded |
 | `read_values` | where the code read values of its inputs, which were those of the example (older lack it) |
 | `drawn_values` | where the code read what its network found, which was drawn (older lack it) |
-| `limits` | sizes that limits of the code decide: value, the least, whether they are of training (older lack it) |
+| `limits` | of inference: sizes that limits of the code decide, with the least of each (older lack it) |
 | `fixed_axes` | of a model that is built on demand: names of sizes that the code fixed, by their places |
 | `asked_of_gpu` | functions that told the code which GPU it runs on, with the answers of an H100 (older lack it) |
 

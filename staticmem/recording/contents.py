@@ -334,12 +334,6 @@ class KnownContents(FakeTensorMode):  # type: ignore[misc]
         return make() if self.contents is None else self.contents.run(func, args, kwargs or {}, make)
 
 
-def assume(tensor: torch.Tensor, contents: torch.Tensor) -> None:
-    """Has a tensor of a recording hold other numbers than those that were computed, if any were."""
-    if hasattr(tensor, _CONTENT):
-        setattr(tensor, _CONTENT, (contents, frozenset()))
-
-
 def _is_of_network(func: Any) -> bool:
     """Whether an op is one that PyTorch counts operations of, or that reads features at boxes: on the CPU torchvision's
     kernels read where a box says, without looking whether it is there."""

@@ -2,12 +2,8 @@
 
 How many boxes there are at each step is in the data. What the network finds is drawn at random, so that it finds
 something everywhere, and the code of the package runs on it: as many boxes remain as its own limits let through (those
-behind suppression, detections of an image, anchors and boxes that are sampled for the loss). Two such limits are sizes
-of the recording, with the least that there may be of them:
-
-- `detections` of an image, in inference: one at least
-- `positives`: boxes of an image that count as found in training, for which masks and key points are computed; its own
-  boxes, which are among those that are sampled, at least
+behind suppression, detections of an image, anchors and boxes that are sampled for the loss). One such limit is a size
+of the recording: the `detections` of an image in inference, of which there is one at least.
 
 Source: torchvision 0.29, models/detection: generalized_rcnn.py, roi_heads.py (`select_training_samples`,
 `postprocess_detections`), _utils.py (`Matcher`, `BalancedPositiveNegativeSampler`), transform.py.
@@ -16,20 +12,17 @@ Source: torchvision 0.29, models/detection: generalized_rcnn.py, roi_heads.py (`
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 
-from staticmem.child import FailedError
-from staticmem.recording.contents import assume
 from staticmem.recording.example_inputs import Built, Example
 from staticmem.recording.labels import BOXES
 
 SPREAD = 1.0  # of what is found: of 91 classes some pass the threshold of most boxes (0.05), as those of sigmoids do
-DETECTIONS, POSITIVES = "detections", "positives"
+DETECTIONS = "detections"
 _TARGETS = "targets"
 _LEAST_SIDE, _MOST_SIDE = 1 / 16, 1 / 2  # of a box, to that of the image
 
@@ -53,9 +46,6 @@ def detector(model: Any, example: Example, dtype: Any) -> Built:
     """The model with its example inputs.
 
     Images have the sides that the model resizes them to, which it then leaves as they are.
-
-    Raises:
-        FailedError: more boxes are to be found than the model samples.
     """
     high, wide = _sides(model)
     batch, height, width = example.of("batch", 2), example.of("height", high), example.of("width", wide)
@@ -66,10 +56,7 @@ def detector(model: Any, example: Example, dtype: Any) -> Built:
         if hasattr(module, "detections_per_img"):
             count = example.of(DETECTIONS, module.detections_per_img)[1]
             module.detections_per_img = count
-            built.limits[DETECTIONS] = count, 1, False
-    heads = getattr(model, "roi_heads", None)
-    if heads is not None and (heads.has_mask() or heads.has_keypoint()):
-        _set_positives(built, heads, example)
+            built.limits[DETECTIONS] = count, 1
     model.register_forward_pre_hook(_check_sizes, with_kwargs=True)
     return built
 
@@ -84,32 +71,21 @@ def _sides(model: Any) -> tuple[int, int]:
 
 
 def _add_targets(built: Built, example: Example, image: tuple[int, int, int]) -> None:
-    """The boxes of each image, with their classes, and masks or key points where the model has a head for them."""
+    """The boxes of each image, with their classes."""
     batch, height, width = image
     title, count = example.of("boxes", BOXES)
     make: dict[str, tuple[Any, tuple[int, ...], Callable[..., Any]]] = {
         "boxes": (torch.float32, (4,), partial(_boxes, height=height, width=width)),
         "labels": (torch.int64, (), partial(torch.ones, dtype=torch.int64)),
     }
-    heads = getattr(built.module, "roi_heads", None)
-    if heads is not None and heads.has_mask():
-        make["masks"] = torch.uint8, (height, width), partial(torch.ones, dtype=torch.uint8)
-    if heads is not None and heads.has_keypoint():
-        points = heads.keypoint_predictor.kps_score_lowres.out_channels
-        make["keypoints"] = torch.float32, (points, 3), torch.ones
     parts = [
         {name: torch.zeros((count, *more), dtype=dtype, device="meta") for name, (dtype, more, _) in make.items()}
         for _ in range(batch)
     ]
     names = [f"{_TARGETS}_{leaf}" for leaf in range(batch * len(make))]
-    axes = [{0: title, **_axes_of(more)} for _, more, _ in make.values()]
-    built.add_each(_TARGETS, parts, axes * batch)
+    built.add_each(_TARGETS, parts, [{0: title}] * len(names))
     built.input_values = dict(zip(names, [value for _, _, value in make.values()] * batch, strict=True))
     built.of_mode |= dict.fromkeys((_TARGETS, *names), True)
-
-
-def _axes_of(more: tuple[int, ...]) -> dict[int, str]:
-    return {1: "height", 2: "width"} if len(more) == 2 and more[1] > 3 else {}
 
 
 def _boxes(shape: tuple[int, ...], height: int, width: int) -> torch.Tensor:
@@ -119,34 +95,6 @@ def _boxes(shape: tuple[int, ...], height: int, width: int) -> torch.Tensor:
     sides = least + (most - least) * torch.rand(shape[0], 2, generator=random)
     starts = (1 - sides) * torch.rand(shape[0], 2, generator=random)
     return torch.cat([starts, starts + sides], 1) * torch.tensor([width, height, width, height])
-
-
-def _set_positives(built: Built, heads: Any, example: Example) -> None:
-    sampler = heads.fg_bg_sampler
-    most = int(sampler.batch_size_per_image * sampler.positive_fraction)
-    count = example.of(POSITIVES, most)[1]
-    if count > most:
-        raise FailedError("option", f"{POSITIVES}={count}, and at most {most} boxes of an image are sampled as found")
-    built.limits[POSITIVES] = count, min(example.of("boxes", BOXES)[1], most), True
-    heads.proposal_matcher = _finds(heads.proposal_matcher, count)
-
-
-def _finds(matcher: Any, count: int) -> Any:
-    """A matcher by which so many of the boxes that are proposed are found to be one of the image's."""
-    own = type(matcher)
-
-    class Finding(own):  # type: ignore[misc, valid-type]
-        def __call__(self, quality: Any) -> Any:
-            matches = super().__call__(quality)
-            boxes, proposed = (int(n) for n in quality.shape)
-            chosen = torch.full((proposed,), self.BELOW_LOW_THRESHOLD, dtype=torch.int64, device="cpu")
-            chosen[:count] = torch.arange(min(count, proposed), device="cpu") % boxes
-            assume(matches, chosen)
-            return matches
-
-    finding = copy(matcher)
-    finding.__class__ = Finding
-    return finding
 
 
 def _total(losses: Any) -> Any:

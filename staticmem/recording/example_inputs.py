@@ -28,7 +28,7 @@ class Built:
     repair: Callable[[BaseException], bool] = lambda error: False  # adds what the code asked for, if anything
     changes: int = 0  # of the inputs
     spread: float | None = None  # of what the network finds, where it is drawn
-    limits: dict[str, tuple[int, int, bool]] = field(default_factory=dict)  # as `limits` of `recording_format`
+    limits: dict[str, tuple[int, int]] = field(default_factory=dict)  # as `limits` of `recording_format`
     trained: str = ""  # the path of the one part that is trained
     leaves: dict[str, int] = field(default_factory=dict)  # of inputs that are lists: the tensors in them
 

@@ -111,7 +111,7 @@ def step_name(report: model.Report) -> str:
     if scenario.parallel is not None:
         parts.append(f"{_title(scenario.parallel)}, one of {scenario.devices} devices")
     if scenario.replicas is not None:
-        parts.append(f"{plural(scenario.replicas, 'replica')}")
+        parts.append(plural(scenario.replicas, "replica"))
     if scenario.expert_parallel is not None:
         parts.append(f"experts over {scenario.expert_parallel} ranks")
     if scenario.context_parallel is not None:

@@ -24,7 +24,9 @@ ACTIVATION = {Phase.SAMPLER: 0.02, Phase.FORWARD: 0.06, Phase.COMPILING: 0.1, Ph
 NOT_COMPILED = 0.25  # of the forward without the compiler, of which no reading is known
 WITH_EXPERTS = 0.08  # one reading
 WEIGHTS = 0.005
-UNREAD = 0.06  # activations of a class of which no reading is known: encoders, state-space layers, latent attention
+# Of classes of which no reading is known (encoders, state-space layers, latent attention) bounds are as wide as the
+# widest that readings of others asked for: judgement, which one log of such an engine settles.
+UNREAD = 0.06  # activations
 UNREAD_WEIGHTS = 0.01
 UNREAD_OUTSIDE = 0.3  # of what is not PyTorch's and of CUDA graphs; of experts one reading is known, a fifth above
 LATENT_ROWS = 65536  # layers/attention/mla_attention.py, determine_chunked_prefill_workspace_size
