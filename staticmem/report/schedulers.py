@@ -70,7 +70,7 @@ def _text(job: Job, lines: list[str]) -> str:
 def _comments(job: Job) -> Iterator[str]:
     host = job.host
     yield f"# GPU: {printable(job.answer)}"
-    chance = f"{100 * host.confidence:g} %"
+    chance = f"{100 * host.confidence:g} % confidence"
     expected, most = format_bytes(host.node_bytes), format_bytes(host.limit_bytes)
     yield f"# Host: {expected} expected, {most} are enough with {chance} (staticmem; docs/how-to/schedulers.md)"
     if host.mapped_bytes:

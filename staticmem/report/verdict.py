@@ -144,7 +144,7 @@ def host_lines(host: model.HostInfo, view: View) -> list[str]:
         lines.append(f"{size(host.pinned_bytes)} of pinned memory, in blocks of powers of two")
     if host.mapped_bytes:
         lines.append(f"{size(host.mapped_bytes)} of a mapped file besides, which the system can take back")
-    chance = f"{100 * host.confidence:g} %"
+    chance = f"{100 * host.confidence:g} % confidence"
     lines.append(f"a node with {plural(host.processes, 'GPU')}: {size(host.limit_bytes)} with {chance}")
     return lines
 

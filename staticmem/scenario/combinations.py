@@ -207,7 +207,7 @@ STEPS: Table = {
         "Leave {other} out.",
     ),
     Combination(REPLICAS, without(_strategies(lambda facts: facts.shards_modules, "--parallel fsdp")), "SM244"): (
-        "Groups of ranks that have the whole model each shard it by FSDP2.",
+        "Each group of ranks has the whole model, which FSDP2 divides within the group.",
         "Example: --parallel fsdp --devices 8 --replicas {replicas}",
     ),
     Combination(
@@ -438,7 +438,7 @@ SIZE: Table = {
         "Name an optimizer: --optimizer adamw",
     ),
     Combination(REPLICAS, without(DEVICES), "SM244", "size {one} needs --devices"): (
-        "The fewest devices are looked for where they are one group.",
+        "The search for the fewest devices has one group of them.",
         "Add --devices 8, or leave {one} out.",
     ),
     Combination(

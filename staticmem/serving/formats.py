@@ -87,7 +87,7 @@ def _next_step(report: ServeReport) -> str:
         return f"{limits}, and up to --max-seqs {serve.largest_max_seqs}."
     if serve.change:
         return f"At the middle of its bands it starts with {serve.change}."
-    return "No shorter or fewer requests, other share or more cards (up to 8) start it."
+    return "No single change starts it: shorter or fewer requests, another share of the card, more cards (up to 8)."
 
 
 def _stage(stage: ServeStage, view: View) -> tuple[str, ...]:

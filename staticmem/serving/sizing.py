@@ -104,7 +104,8 @@ def _row(asked: Served, card: Gpu, concurrency: int, price: Price | None) -> Ser
         refusal = engine.refusal()
         if refusal is not None:
             of = f"{count} cards: " if count > 1 else ""
-            why = why if held else f"{of}{refusal.message}"
+            doubt = "" if engine.refusal("high") is not None else " Within its bands it may start."
+            why = why if held else f"{of}{refusal.message}{doubt}"
             continue
         tokens, held = engine.tokens.expected, round(engine.concurrency, 2)
         why = f"{held:,.2f} requests at once, with {count} cards"

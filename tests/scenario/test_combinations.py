@@ -96,7 +96,7 @@ def test_every_row_refuses_a_request(row: Combination) -> None:
         (SIZE, f"size {BLOCKS} --optimizer adam --global-batch 64 --devices 8", "is shared out in every way"),
         (SIZE, f"size {BLOCKS} --global-batch 64", "It is the samples of a step of the optimizer."),
         (SIZE, f"size {BLOCKS} --context-parallel 2 --parallel fsdp", "where ranks share no sequence"),
-        (SIZE, f"size {BLOCKS} --replicas 2 --parallel fsdp", "where they are one group"),
+        (SIZE, f"size {BLOCKS} --replicas 2 --parallel fsdp", "has one group of them"),
         (LARGEST, f"analyze {BLOCKS} --max-batch --max-dim x", "One search makes one size larger"),
         (LARGEST, f"sweep {BLOCKS} --gpu l4 --max-batch --meter live", "is found by replays of the allocator"),
         (
