@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from staticmem.allocators.from_trace import Builder
 from staticmem.allocators.process import Mark, Process
+from staticmem.allocators.repeated_step import Found, Handed, Key, Position, RepeatedStep
 from staticmem.eager.trace import ROUND, Buffer
 from staticmem.engine.held_outputs import BEFORE
 from staticmem.errors import UsageError
@@ -29,7 +30,7 @@ STATE, MODEL = ("optimizer_state",), ("parameter", "buffer", "communication")
 OF_PARAMETERS = (*STATE, "gradient")
 _ELEMENT = 4  # bytes of a scalar, which takes the least block
 Parts: TypeAlias = Mapping[str, str]  # of a model: the path of a module, and whose parameters it has
-_Key: TypeAlias = "tuple[str, str, str, int]"  # owner, category, name, and the how manieth buffer with that name
+TRIES = 3  # of finding a step that can be repeated: its first steps differ from the later ones
 
 
 @dataclass
@@ -39,7 +40,7 @@ class _Loop:
     builder: Builder
     left: dict[int, int] = field(default_factory=dict)
     batch: list[int] = field(default_factory=list)
-    trained: set[_Key] = field(default_factory=set)  # parameters in the graph of the loss, which this keeps alive
+    trained: set[Key] = field(default_factory=set)  # parameters in the graph of the loss, which this keeps alive
     ended: list[int] = field(default_factory=list)  # those with their gradients, of models that have ended
 
 
@@ -61,16 +62,17 @@ class Run:
         first.marks.append(Mark(0, "setup", 0))
         self.parts = {model: sorted(of_it.items(), reverse=True) for model, of_it in (parts or {}).items()}
         self.there: set[str] = set()  # models that were loaded
-        self.placed: dict[_Key, None] = {}  # what was loaded or made, in that order, wherever it is
-        self.lasting: dict[_Key, int] = {}
-        self.gradients: dict[_Key, int] = {}  # which zero_grad() releases
-        self.asleep: dict[_Key, int] = {}  # the bytes of what is on the CPU
+        self.placed: dict[Key, None] = {}  # what was loaded or made, in that order, wherever it is
+        self.lasting: dict[Key, int] = {}
+        self.gradients: dict[Key, int] = {}  # which zero_grad() releases
+        self.asleep: dict[Key, int] = {}  # the bytes of what is on the CPU
         self.loops: dict[str, _Loop] = {}
         self.gathered: dict[str, list[int]] = {}
         self.steps = 0
         # what buffers go by, found once: steps of other sizes have the lists of one builder (`studies.lengths`)
-        self._names: dict[tuple[str, int], tuple[Sequence[Buffer], list[tuple[Buffer, _Key]]]] = {}
+        self._names: dict[tuple[str, int], tuple[Sequence[Buffer], list[tuple[Buffer, Key]]]] = {}
         self._makes: dict[tuple[str, int], tuple[Sequence[str], set[tuple[str, str, str]]]] = {}
+        self._repeated: dict[tuple[str, str, int, bool], list[RepeatedStep | None]] = {}
 
     @property
     def calls(self) -> list[int]:
@@ -99,6 +101,33 @@ class Run:
 
     def step(self, builder: Builder, model: str, loop: str) -> None:
         """One step of a loop over a model; what is not there of it is loaded."""
+        of_loop = self.loops.get(loop)
+        if of_loop is None or model not in self.there or self.asleep:
+            self._work_out(builder, model, loop)
+            return
+        stays = self._batch_stays(builder, of_loop)
+        handed = Handed(_moved(of_loop, builder), of_loop.batch, dict(self.gradients))
+        once = len(self.process.kept), len(self.process.searched)
+        found = Found(tuple(handed.left), (stays, len(handed.batch)), tuple(handed.gradients), self.lasting, once)
+        tried = self._repeated.setdefault((model, loop, id(builder.script), stays), [])
+        for step in tried:
+            if step is not None and step.is_that_of(builder, found):
+                self._go_on(builder)
+                self.steps += 1
+                of_loop.left, of_loop.batch, self.gradients = step.repeat(builder, self.steps, handed)
+                of_loop.builder = builder
+                return
+        found = found._replace(lasting=dict(self.lasting))
+        self._go_on(builder)
+        start = Position.of(builder)
+        self._work_out(builder, model, loop)
+        if len(tried) < TRIES:
+            after = Handed(of_loop.left, of_loop.batch, self.gradients)
+            is_same = self.lasting == found.lasting and once == (len(builder.kept), len(builder.searched))
+            tried.append(RepeatedStep.of(builder, found, start, handed, after) if is_same else None)
+
+    def _work_out(self, builder: Builder, model: str, loop: str) -> None:
+        """One step, call by call."""
         named = self._named(model, builder.model)
         if model not in self.there or any(key not in self.placed for _, key in named):
             self.load(builder, model)
@@ -206,7 +235,7 @@ class Run:
         """Releases what a model has of some categories, as `model.to("cpu")` does; with parameters their gradients
         go."""
         sizes, owners = self.process.sizes, self._owners(model)
-        gone: dict[_Key, int] = {}
+        gone: dict[Key, int] = {}
         with_gradients = "parameter" in categories
         for key in self._keys(model, categories):
             gone[key] = self.lasting.pop(key)
@@ -306,12 +335,12 @@ class Run:
                 return owner, category, name[len(path) + 1 :]
         return model, category, name
 
-    def _keys(self, model: str, categories: Sequence[str]) -> list[_Key]:
+    def _keys(self, model: str, categories: Sequence[str]) -> list[Key]:
         """What is there of a model, in the order in which it was made."""
         owners = self._owners(model)
         return [key for key in self.placed if key[0] in owners and key[1] in categories and key in self.lasting]
 
-    def _named(self, model: str, buffers: Sequence[Buffer]) -> list[tuple[Buffer, _Key]]:
+    def _named(self, model: str, buffers: Sequence[Buffer]) -> list[tuple[Buffer, Key]]:
         """Buffers with what they go by; of several with one name each has its number."""
         place = model, id(buffers)
         if place not in self._names:
@@ -324,7 +353,7 @@ class Run:
             self._names[place] = buffers, named  # who is kept has its place in memory alone
         return self._names[place][1]
 
-    def _check_parts(self, model: str, named: Sequence[tuple[Buffer, _Key]]) -> None:
+    def _check_parts(self, model: str, named: Sequence[tuple[Buffer, Key]]) -> None:
         """Raises UsageError where a part is no module with parameters, or has none in common with who has it."""
         for path, owner in self.parts.get(model, ()):
             own = {
@@ -343,13 +372,13 @@ class Run:
         """`model = copy.deepcopy(of)`: its own tensors of each module before those of modules within, parameters
         first. A parameter is cloned; beside a buffer's storage a tensor of one element is made."""
         before = self._keys(model, MODEL)
-        own: dict[str, list[_Key]] = {}
+        own: dict[str, list[Key]] = {}
         named = sorted(self._named(of, builder.model), key=lambda pair: pair[0].id)
         for category in MODEL:
             for _, key in named:
                 if key[1] == category and key in self.lasting:
                     own.setdefault(key[2].rpartition(".")[0], []).append(key)
-        copies: dict[_Key, int] = {}
+        copies: dict[Key, int] = {}
         for key in [key for keys in own.values() for key in keys]:
             copies[(model, *key[1:])] = self.take(self.process.sizes[self.lasting[key]], f"copy of {key[2]}")
             if key[1] != "parameter":
@@ -365,7 +394,7 @@ class Run:
             size = self.process.sizes[self.lasting[key]]
             self.release([self.take(size, f"average of {key[2]}") for _ in range(temporaries)])
 
-    def _check_sizes(self, model: str, named: Iterable[tuple[Buffer, _Key]]) -> None:
+    def _check_sizes(self, model: str, named: Iterable[tuple[Buffer, Key]]) -> None:
         """Raises UsageError where a parameter is on the GPU with another size."""
         sizes, lasting = self.process.sizes, self.lasting
         for buffer, key in named:
@@ -376,18 +405,22 @@ class Run:
                 hint = "Give them the same dtype, quantize and lora, or other models."
                 raise UsageError(what, why, hint, "SM445")
 
+    def _batch_stays(self, builder: Builder, loop: _Loop) -> bool:
+        """Whether a step has the batch of the one before, with other content."""
+        sizes = self.process.sizes
+        return [b.nbytes for b in builder.inputs] == [sizes[id] for id in loop.batch]
+
     def _bring_batch(self, builder: Builder, loop: _Loop) -> None:
         """The batch of a step: the one before where nothing but its content changes, else a new one, behind which the
         old one goes (`batch = next(loader).to(device)`)."""
-        sizes = self.process.sizes
-        if [b.nbytes for b in builder.inputs] == [sizes[id] for id in loop.batch]:
+        if self._batch_stays(builder, loop):
             builder.current.update({b.id: id for b, id in zip(builder.inputs, loop.batch, strict=True)})
             return
         builder.bring_data()
         self.release(loop.batch)
 
 
-def _gradient_of(key: _Key) -> _Key:
+def _gradient_of(key: Key) -> Key:
     """The gradient of a parameter."""
     return key[0], "gradient", f"{key[2]}.grad", 0
 
