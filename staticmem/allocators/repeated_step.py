@@ -20,7 +20,7 @@ _BY_BUFFER = ("buffers", "kernels", "scales", "sources")  # lists of a builder, 
 _BY_ID = ("whats", "fallbacks", "bounds", "strays", "streams")  # its dictionaries, of some ids
 
 
-class Found(NamedTuple):
+class Conditions(NamedTuple):
     """What a step finds, without the ids that differ from step to step.
 
     `left`: buffers that the step before has left; `batch`: whether its batch stays, and how many tensors it has;
@@ -66,7 +66,7 @@ class RepeatedStep:
     """A step that was worked out. Its own ids are counted from its first one; those that it was handed, by their place,
     are negative where both occur."""
 
-    found: Found
+    conditions: Conditions
     script: Sequence[Any]  # of the step, which tells it from others
     calls: list[int]
     handed_over: list[tuple[int, int]]  # which calls release what was handed, and its place
@@ -80,7 +80,9 @@ class RepeatedStep:
     gradients: list[tuple[Key, int]]
 
     @classmethod
-    def of(cls, builder: Builder, found: Found, start: Position, handed: Handed, after: Handed) -> RepeatedStep | None:
+    def of(
+        cls, builder: Builder, conditions: Conditions, start: Position, handed: Handed, after: Handed
+    ) -> RepeatedStep | None:
         """The step that a builder has made since `start`; None where it differs from others by more than ids and sizes:
         it releases what lasts, or runs CUDA graphs."""
         if builder.private or builder.trace.cuda_graphs:
@@ -104,7 +106,7 @@ class RepeatedStep:
         if any(buffer >= 0 and nbytes[buffer] != size for buffer, size in own):
             return None
         return cls(
-            found=found,
+            conditions=conditions,
             script=builder.script,
             calls=calls,
             handed_over=handed_over,
@@ -120,10 +122,10 @@ class RepeatedStep:
             gradients=[(key, places[id]) for key, id in after.gradients.items()],
         )
 
-    def is_that_of(self, builder: Builder, found: Found) -> bool:
+    def is_that_of(self, builder: Builder, conditions: Conditions) -> bool:
         """Whether a step that finds this is this one with other ids and sizes."""
         trace = builder.trace
-        return self.found == found and all(
+        return self.conditions == conditions and all(
             of_its_size(trace, buffer, others) == gone for buffer, others, gone in self.choices
         )
 

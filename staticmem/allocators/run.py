@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from staticmem.allocators.from_trace import Builder
 from staticmem.allocators.process import Mark, Process
-from staticmem.allocators.repeated_step import Found, Handed, Key, Position, RepeatedStep
+from staticmem.allocators.repeated_step import Conditions, Handed, Key, Position, RepeatedStep
 from staticmem.eager.trace import ROUND, Buffer
 from staticmem.engine.held_outputs import BEFORE
 from staticmem.errors import UsageError
@@ -69,7 +69,7 @@ class Run:
         self.loops: dict[str, _Loop] = {}
         self.gathered: dict[str, list[int]] = {}
         self.steps = 0
-        # what buffers go by, found once: steps of other sizes have the lists of one builder (`studies.lengths`)
+        # what buffers go by, conditions once: steps of other sizes have the lists of one builder (`studies.lengths`)
         self._names: dict[tuple[str, int], tuple[Sequence[Buffer], list[tuple[Buffer, Key]]]] = {}
         self._makes: dict[tuple[str, int], tuple[Sequence[str], set[tuple[str, str, str]]]] = {}
         self._repeated: dict[tuple[str, str, int, bool], list[RepeatedStep | None]] = {}
@@ -108,23 +108,25 @@ class Run:
         stays = self._batch_stays(builder, of_loop)
         handed = Handed(_moved(of_loop, builder), of_loop.batch, dict(self.gradients))
         once = len(self.process.kept), len(self.process.searched)
-        found = Found(tuple(handed.left), (stays, len(handed.batch)), tuple(handed.gradients), self.lasting, once)
+        conditions = Conditions(
+            tuple(handed.left), (stays, len(handed.batch)), tuple(handed.gradients), self.lasting, once
+        )
         tried = self._repeated.setdefault((model, loop, id(builder.script), stays), [])
         for step in tried:
-            if step is not None and step.is_that_of(builder, found):
+            if step is not None and step.is_that_of(builder, conditions):
                 self._go_on(builder)
                 self.steps += 1
                 of_loop.left, of_loop.batch, self.gradients = step.repeat(builder, self.steps, handed)
                 of_loop.builder = builder
                 return
-        found = found._replace(lasting=dict(self.lasting))
+        conditions = conditions._replace(lasting=dict(self.lasting))
         self._go_on(builder)
         start = Position.of(builder)
         self._work_out(builder, model, loop)
         if len(tried) < TRIES:
             after = Handed(of_loop.left, of_loop.batch, self.gradients)
-            is_same = self.lasting == found.lasting and once == (len(builder.kept), len(builder.searched))
-            tried.append(RepeatedStep.of(builder, found, start, handed, after) if is_same else None)
+            is_same = self.lasting == conditions.lasting and once == (len(builder.kept), len(builder.searched))
+            tried.append(RepeatedStep.of(builder, conditions, start, handed, after) if is_same else None)
 
     def _work_out(self, builder: Builder, model: str, loop: str) -> None:
         """One step, call by call."""
