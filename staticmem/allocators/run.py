@@ -69,7 +69,7 @@ class Run:
         self.loops: dict[str, _Loop] = {}
         self.gathered: dict[str, list[int]] = {}
         self.steps = 0
-        # what buffers go by, conditions once: steps of other sizes have the lists of one builder (`studies.lengths`)
+        # what buffers go by, found once: steps of other sizes have the lists of one builder (`studies.lengths`)
         self._names: dict[tuple[str, int], tuple[Sequence[Buffer], list[tuple[Buffer, Key]]]] = {}
         self._makes: dict[tuple[str, int], tuple[Sequence[str], set[tuple[str, str, str]]]] = {}
         self._repeated: dict[tuple[str, str, int, bool], list[RepeatedStep | None]] = {}
