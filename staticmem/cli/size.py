@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from staticmem.report.sizing import CardRow
 
 FORMATS, GPUS_FORMATS = Formats("sizing"), Formats("gpus")
+TABLES = ("table", "csv")  # formats without curves, whose points are not computed then
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 SIZE = """\
@@ -137,7 +138,7 @@ def size(args: argparse.Namespace) -> int:
             bar.update(done, total, "" if row is None else f"{row.name}: {outcome(row)}")
 
         options = Options(cards, prices, _date(args.date), command, not args.no_batches, tell,
-                          dim=args.max_dim, global_batch=args.global_batch, jobs=args.jobs)  # fmt: skip
+                          curves=chosen.name not in TABLES, dim=args.max_dim, global_batch=args.global_batch, jobs=args.jobs)  # fmt: skip
         result = sizing(Study.open(path, request), options)
     emit(result, chosen, args)
     return 0

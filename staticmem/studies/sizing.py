@@ -62,6 +62,7 @@ class Options:
     date: str | None = None
     command: str = ""
     batches: bool = True  # search the largest batches
+    curves: bool = True  # the needs at other batches and resolutions, which tables of cards do not show
     progress: Callable[[int, int, CardRow | None], None] = _nothing  # cards done, of how many, and the one that is new
     global_batch: int | None = None  # of a step: what devices share, or one takes in micro-batches
     dim: str | None = None  # search the largest sizes of this dimension, in place of batches
@@ -293,7 +294,7 @@ class _Sizing:
     def _curves(self, cards: Sequence[Gpu], card: Gpu) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
         scenario = self.study.report.scenario
         batches: list[Point] = []
-        if self._hopeless(cards):
+        if not self.options.curves or self._hopeless(cards):
             return (), ()
         limits = batch_range(self.study.model)
         if limits is not None and scenario.batch is not None:
