@@ -137,8 +137,18 @@ def size(args: argparse.Namespace) -> int:
         def tell(done: int, total: int, row: CardRow | None = None) -> None:
             bar.update(done, total, "" if row is None else f"{row.name}: {outcome(row)}")
 
-        options = Options(cards, prices, _date(args.date), command, not args.no_batches, tell,
-                          curves=chosen.name not in TABLES, dim=args.max_dim, global_batch=args.global_batch, jobs=args.jobs)  # fmt: skip
+        options = Options(
+            cards,
+            prices,
+            _date(args.date),
+            command,
+            batches=not args.no_batches,
+            curves=chosen.name not in TABLES,
+            progress=tell,
+            dim=args.max_dim,
+            global_batch=args.global_batch,
+            jobs=args.jobs,
+        )
         result = sizing(Study.open(path, request), options)
     emit(result, chosen, args)
     return 0

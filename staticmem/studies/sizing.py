@@ -62,10 +62,10 @@ class Options:
     date: str | None = None
     command: str = ""
     batches: bool = True  # search the largest batches
-    curves: bool = True  # the needs at other batches and resolutions, which tables of cards do not show
     progress: Callable[[int, int, CardRow | None], None] = _nothing  # cards done, of how many, and the one that is new
     global_batch: int | None = None  # of a step: what devices share, or one takes in micro-batches
     dim: str | None = None  # search the largest sizes of this dimension, in place of batches
+    curves: bool = True  # the needs at other batches and resolutions, which tables of cards do not show
     jobs: int = 1  # processes, where the work is longer than their start
 
 
