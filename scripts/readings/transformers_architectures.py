@@ -1,6 +1,6 @@
 """Which architectures of the installed transformers are answered: each that has a config without weights is built,
-recorded and analysed in inference and in training. `--state FILE` goes on after a stop; `--page FILE` writes the list
-of those that are not answered.
+recorded and analysed in inference and in training. Where one is not answered, the library's own model is called: a
+config that it cannot run itself is counted apart. `--state FILE` goes on after a stop; `--page FILE` writes both lists.
 
     python scripts/readings/transformers_architectures.py --state state.jsonl --minutes 3 --page PAGE.md
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ CPU_SECONDS = 120  # of one architecture: a busy machine takes longer, with the 
 TIMEOUT = 1200.0  # seconds of one architecture that waits
 LAYERS_KEPT = 2
 NOT_BUILT = "its default config builds no model:"  # which is no model that somebody has
+LENGTHS = (8, 24)  # of the tokens with which the library is called: two, as an error of one may be about it
 STAGES = ("out_features", "out_indices", "_out_features", "_out_indices")
 
 
@@ -126,29 +130,88 @@ def recorded(content: dict[str, Any], part: str) -> Any:
         return recording_format.unpack(Path(file).read_bytes(), path)
 
 
+def not_run_by_library(kind: str, name: str, reason: str) -> str:
+    """Why the library cannot run its own model with the default config, whatever goes in: it has no such class or no
+    forward, one that takes no tensors, or its code fails on tokens, of any length, with the error of `reason`. Empty
+    where it runs, or where that is not certain: other inputs than tokens may be wrong."""
+    import torch
+    import transformers
+    from torch._dispatch.python import enable_python_dispatcher
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    cls = getattr(transformers, name, None)
+    if cls is None:
+        return "transformers has no class of this name"
+    try:
+        if cls.forward is torch.nn.Module.forward:
+            return "its class has no forward"
+    except ImportError as error:  # another package that it needs
+        return said(error)
+    taken = inspect.signature(cls.forward).parameters
+    objects = [one for one in list(taken.values())[1:] if one.default is one.empty and _is_object(one)]
+    if objects:
+        return f"its forward takes no tensors: {objects[0]}"
+    if "input_ids" not in taken:
+        return ""
+    config = CONFIG_MAPPING[kind]()
+    with torch.device("meta"):
+        model = cls._from_config(config).eval()
+    # the dispatcher in Python, as a recording has: errors of its kernels are in other words
+    with torch.no_grad(), torch.device("meta"), enable_python_dispatcher():
+        errors = {_error_on_tokens(model, length) for length in LENGTHS}
+    error = errors.pop()
+    same = not errors and error and _without_numbers(error) in _without_numbers(reason)
+    return error if same else ""
+
+
+def _is_object(parameter: inspect.Parameter) -> bool:
+    """Whether it is of a class that is no tensor's."""
+    given = (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    said = str(parameter.annotation)
+    return parameter.kind not in given and parameter.annotation is not parameter.empty and "Tensor" not in said
+
+
+def _error_on_tokens(model: Any, length: int) -> str:
+    import torch
+
+    inputs = {"input_ids": torch.zeros((2, length), dtype=torch.long)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.zeros((2, length), dtype=torch.long)
+    try:
+        model(**inputs)
+    except Exception as error:
+        return said(error)
+    return ""
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[0-9]+", "0", text)
+
+
 def said(error: BaseException) -> str:
     what = getattr(error, "what", "") or getattr(error, "message", "")
     text = f"{what}: {getattr(error, 'why', '')}" if what else f"{type(error).__name__}: {error}"
-    return " ".join(text.replace("|", "/").split())[:300]
+    return " ".join(text.replace("|", "/").split())[:300].strip(" :")
 
 
-def _in_process(kind: str, name: str, pipe: Any) -> None:
+def _in_process(function: Callable[[], Any], pipe: Any) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        pipe.send(tried(kind, name))
+        pipe.send(function())
 
 
-def tried_apart(kind: str, name: str) -> dict[str, str]:
-    """The same in a process of its own, with a limit of time: this one has imported the packages, which takes long."""
+def apart(function: Callable[[], Any]) -> tuple[Any, str]:
+    """What a function gives in a process of its own, with a limit of time (this one has imported the packages, which
+    takes long); else None, and why there is nothing."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_in_process, args=(kind, name, there))
+    process = context.Process(target=_in_process, args=(function, there))
     process.start()
     there.close()
     reason = ""
     try:
         if here.poll(TIMEOUT):
-            return here.recv()  # type: ignore[no-any-return]
+            return here.recv(), ""
         reason = f"longer than {TIMEOUT:.0f} seconds"
     except EOFError:
         process.join()
@@ -157,7 +220,21 @@ def tried_apart(kind: str, name: str) -> dict[str, str]:
     finally:
         process.kill()
         process.join()
-    return {"inference": reason, "training": reason}
+    return None, reason
+
+
+def tried_apart(kind: str, name: str) -> dict[str, str]:
+    """The answers of an architecture, each with its reason."""
+    answers, reason = apart(partial(tried, kind, name))
+    return answers or {"inference": reason, "training": reason}
+
+
+def library_apart(kind: str, one: dict[str, str]) -> str:
+    """Why the library cannot run what inference and training are not answered for; empty where it can."""
+    if not one["inference"] or one["inference"].startswith(NOT_BUILT):
+        return ""
+    error, _ = apart(partial(not_run_by_library, kind, one["class"], one["inference"]))
+    return error or ""
 
 
 def main() -> int:
@@ -179,10 +256,13 @@ def main() -> int:
             if time.monotonic() > ends:
                 break
             done[kind] = {"class": name, **tried_apart(kind, name)}
-            with open(args.state, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"type": kind, **done[kind]}) + "\n")
+            _write(args.state, kind, done[kind])
     listed = {kind: done[kind] for kind, _ in chosen if kind in done}
-    models = [one for one in listed.values() if not one["inference"].startswith(NOT_BUILT)]
+    for kind, one in listed.items():
+        if "library" not in one:
+            one["library"] = library_apart(kind, one)
+            _write(args.state, kind, one)
+    models = [one for one in listed.values() if _runs(one)]
     for title in ("inference", "training"):
         answered = sum(not one[title] for one in models)
         share = answered / max(len(models), 1)
@@ -190,6 +270,16 @@ def main() -> int:
     if args.page:
         Path(args.page).write_text(page(listed), "utf-8")
     return 0
+
+
+def _runs(one: dict[str, str]) -> bool:
+    """Whether the library builds and runs the model by itself."""
+    return not one["inference"].startswith(NOT_BUILT) and not one["library"]
+
+
+def _write(path: str, kind: str, one: dict[str, str]) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps({"type": kind, **one}) + "\n")
 
 
 def _read(path: str) -> dict[str, dict[str, str]]:
@@ -214,13 +304,16 @@ def page(listed: dict[str, dict[str, str]]) -> str:
     import transformers
 
     whole, tried_of = len(listed), len(architectures())
-    listed = {kind: one for kind, one in listed.items() if not one["inference"].startswith(NOT_BUILT)}
+    built = {kind: one for kind, one in listed.items() if not one["inference"].startswith(NOT_BUILT)}
+    broken = {kind: one for kind, one in built.items() if one["library"]}
+    listed = {kind: one for kind, one in built.items() if not one["library"]}
     counts = {title: sum(not one[title] for one in listed.values()) for title in ("inference", "training")}
     made = "python scripts/readings/transformers_architectures.py --state FILE --page docs/generated/transformers.md"
     text = (
-        f"Of {tried_of} architectures {whole} were tried, and {len(listed)} of these have a default config that builds "
-        f"a model: {counts['inference']} are answered for inference and {counts['training']} for training, each with "
-        "its default config (of two layers where that builds). These are not:"
+        f"Of {tried_of} architectures {whole} were tried. {len(built)} of these have a default config that builds a "
+        f"model, and {len(listed)} one that the library can run: {counts['inference']} are answered for inference and "
+        f"{counts['training']} for training, each with its default config (of two layers where that builds). These are "
+        "not:"
     )
     answered = ", ".join(kind for kind, one in listed.items() if not one["inference"] and not one["training"])
     lines = [
@@ -235,6 +328,9 @@ def page(listed: dict[str, dict[str, str]]) -> str:
     reasons = [one["inference"] or one["training"] for one in listed.values()]
     common = Counter(re.sub(r"'[^']*'|[0-9]+", "…", reason)[:60] for reason in reasons if reason)
     print(*(f"{count} {text}" for text, count in common.most_common(12)), sep="\n", file=sys.stderr)
+    text = "The library cannot run these itself, whatever goes in: its own model was called."
+    lines += ["", text, "", "| type | class | error of the library |", "|---|---|---|"]
+    lines += [f"| {kind} | {one['class']} | {one['library']} |" for kind, one in broken.items()]
     lines += ["", f"Answered: {answered}."]
     return "\n".join(lines) + "\n"
 
