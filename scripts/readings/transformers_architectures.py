@@ -145,8 +145,8 @@ def not_run_by_library(kind: str, name: str, reason: str) -> str:
     try:
         if cls.forward is torch.nn.Module.forward:
             return "its class has no forward"
-    except ImportError as error:  # another package that it needs
-        return said(error)
+    except ImportError as missing:  # another package that it needs
+        return said(missing)
     taken = inspect.signature(cls.forward).parameters
     objects = [one for one in list(taken.values())[1:] if one.default is one.empty and _is_object(one)]
     if objects:
