@@ -1,20 +1,23 @@
-"""`analyze --mode serve`: an engine that serves a model."""
+"""`--mode serve` of `analyze`, `size`, `sweep` and `fit`: an engine that serves a model."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from staticmem.cli import settings
-from staticmem.cli.output import emit, warn
+from staticmem.cli.output import Progress, emit, say, warn
 from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
 from staticmem.scenario.request import SERVE, Request
 
 if TYPE_CHECKING:
+    from staticmem.config.config import Config, Options
     from staticmem.devices.gpus import Gpu
+    from staticmem.studies.points import Point
 
 FORMATS = Formats("serve", module="staticmem.serving.formats")
 OF_STEPS = ("max_batch", "max_dim", "explain_peak", "check_liveness", "strict")  # flags of `analyze`
@@ -22,6 +25,10 @@ OF_STEPS = ("max_batch", "max_dim", "explain_peak", "check_liveness", "strict") 
 
 SIZES = Formats("serve-sizing", module="staticmem.serving.sizing")
 OF_SIZING = ("global_batch", "max_dim", "no_batches", "date")  # flags of `size`
+NO_PYTORCH = "an engine runs no step of PyTorch"
+NO_STEP = "SM600"  # of `scenario.combinations`
+SWEEPS = Formats("serve-sweep", module="staticmem.serving.sweep")
+OF_SWEEPS = ("max_batch", "max_dim", "meter")  # flags of `sweep`
 
 
 def size(args: argparse.Namespace, asked: Request, cards: Sequence[Gpu], name: str, *, named: bool) -> int:
@@ -58,13 +65,54 @@ def run(args: argparse.Namespace, asked: Request, name: str) -> int:
     return 0
 
 
+def sweep(args: argparse.Namespace, points: Sequence[Point], cards: Sequence[str], name: str) -> int:
+    """`sweep --mode serve`. The exit code: 0 where something could be analysed."""
+    _refuse(args, OF_SWEEPS)
+    _check_format(name, SWEEPS)
+    from staticmem.serving.sweep import Configuration, serve_sweep
+    from staticmem.studies.points import settings_of, varying
+
+    if any(point.request.mode != SERVE for point in points):
+        why = "The parts of an engine are not those of a step."
+        raise UsageError("engines and steps of PyTorch in one sweep", why, "Ask for each in a sweep.", "SM602")
+    axes, listed = varying(points), []
+    for point in points:
+        request = point.request
+        if "devices" in axes and request.devices == 1:  # a list from 1 on: one card has nothing to divide
+            request = replace(request, devices=None, parallel=None)
+        # that a step has no engine is what the scenario refuses here, and nothing else
+        error = point.error if point.error is not None and point.error.code != NO_STEP else None
+        listed.append(Configuration(point.name, point.model, request, settings_of(point.request), error))
+    with Progress("configurations", args.quiet) as bar:
+        result = serve_sweep(listed, axes, cards, bar.update)
+    errors = [row.error for row in result.rows if row.error is not None]
+    if errors and len(errors) == len(result.rows):
+        raise UsageError(errors[0].what, errors[0].why, errors[0].hint, errors[0].code)
+    emit(result, SWEEPS[name], args)
+    if errors:
+        sys.stderr.write(f"warning: {len(errors):,} of {len(result.rows):,} configurations could not be analysed\n")
+    return 0
+
+
+def of_sweep(config: Config, flags: Options) -> Config:
+    """The config of a sweep of engines, without what it says of steps of PyTorch, which is said; else as it is."""
+    if flags.get("mode", config.options.get("mode")) != SERVE:
+        return config
+    from staticmem.serving.study import takes
+
+    unused = sorted(name for name in config.options if not takes(name) and name not in flags)
+    if unused:
+        say(f"Not used of the config, as {NO_PYTORCH}: {', '.join(unused)}")
+    return replace(config, options={name: value for name, value in config.options.items() if name not in unused})
+
+
 def _of_engine(args: argparse.Namespace, asked: Request) -> Request:
     """What is asked without what the config says of steps of PyTorch, which is said."""
     from staticmem.serving.study import takes
 
     config = settings.settings(args)
     unused = [one for one in (config.options if config is not None else {}) if not takes(one)]
-    return settings.without(args, asked, unused, "an engine runs no step of PyTorch")
+    return settings.without(args, asked, unused, NO_PYTORCH)
 
 
 def _refuse(args: argparse.Namespace, flags: Sequence[str]) -> None:
@@ -83,5 +131,5 @@ def _check_format(name: str, formats: Formats) -> None:
     UsageError: an engine is not shown so (SM602).
     """
     if name not in formats:
-        hint = "Use -f table or -f json."
-        raise UsageError(f"no {name} of an engine", f"There are {' and '.join(formats)}.", hint, "SM602")
+        hint = f"Use -f {' or -f '.join(formats)}."
+        raise UsageError(f"no {name} of an engine", f"There are {', '.join(formats)}.", hint, "SM602")

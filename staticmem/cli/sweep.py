@@ -6,12 +6,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from staticmem.cli import settings
+from staticmem.cli import serving, settings
 from staticmem.cli.flags import add_jobs, add_max_dim, add_scenario, add_verb, asked_largest, one_of
 from staticmem.cli.output import Progress, add_output, chosen_format, emit
 from staticmem.errors import StaticmemError, UsageError, closest
 from staticmem.frontends.architectures import model_name
 from staticmem.report.formats import Formats
+from staticmem.scenario.request import SERVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,7 @@ examples:
   staticmem sweep model.pt2 --optimizer adam --what-if batch=8,16 --gpu rtx-4090 --gpu 80GB
   staticmem sweep model.pt2 --optimizer adam --what-if amp=none,bf16 --gpu l4 --max-batch
   staticmem sweep staticmem.yaml -o sweep.csv
+  staticmem sweep config.json --mode serve --gpu h100 --what-if max_len=8192,32768 --what-if kv_dtype=auto,fp8
 """
 
 CHECK = """\
@@ -91,9 +93,11 @@ def sweep(args: argparse.Namespace) -> int:
     from staticmem.studies.sweep import run, with_largest
 
     gpus, args.gpu = args.gpu, None
-    config = settings.config_of(args)
+    config = serving.of_sweep(settings.config_of(args), settings.given(args))
     configurations = points(config, args.model, settings.given(args), parse_axes(args.what_if))
     cards = tuple(gpus or config.gpus)
+    if any(point.request.mode == SERVE for point in configurations):
+        return serving.sweep(args, configurations, cards, chosen.name)
     _warn_of_idle_options(configurations, settings.given(args))
     with Progress("configurations", args.quiet, "reading models and running their steps") as bar:
         if args.max_batch or args.max_dim is not None:

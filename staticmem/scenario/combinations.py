@@ -173,7 +173,7 @@ STEPS: Table = {
     Combination(COMPILE_MODE, without(COMPILE), "SM185"): ("It is the mode of torch.compile.", "Add --compile."),
     Combination(SERVE, SERVE, "SM600", "{one} is not answered here"): (
         "An engine has no step of PyTorch: its parts are those of a process that serves.",
-        "Use staticmem analyze MODEL --mode serve --gpu NAME, or staticmem.serve() in Python.",
+        "Use staticmem analyze MODEL --mode serve --gpu NAME (or size, sweep, fit), or staticmem.serve() in Python.",
     ),
     Combination(CUDA_GRAPHS, PARALLEL, "SM185"): (
         "What the hooks of a strategy do between CUDA graphs is not covered.",

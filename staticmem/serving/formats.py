@@ -7,7 +7,7 @@ from staticmem.report.formats import JSON, Format
 from staticmem.report.formats.report import note_list
 from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import with_article
-from staticmem.serving.report import ServeReport, ServeStage
+from staticmem.serving.report import Serve, ServeReport, ServeStage
 
 _TITLES = {
     "weights": "weights",
@@ -57,11 +57,20 @@ def verdict(report: ServeReport, view: View = PLAIN) -> str:
     serve, scenario = report.serve, report.scenario
     count = scenario.tensor_parallel * scenario.pipeline_parallel
     where = with_article(scenario.gpu) if count == 1 else f"{count} x {scenario.gpu}"
-    probably = "" if serve.certain else "probably "
     if not serve.starts:
-        return f"{scenario.engine} {probably}does not start on {where}: {serve.message}"
-    answer = f"{scenario.engine} {probably}starts on {where}: its cache holds {serve.kv_cache_tokens:,} tokens"
+        return f"{scenario.engine} {stands(serve)} on {where}: {serve.message}"
+    answer = f"{scenario.engine} {stands(serve)} on {where}: its cache holds {serve.kv_cache_tokens:,} tokens"
     return f"{answer}, {serve.max_concurrency:,.2f} requests of {scenario.max_len:,} at once."
+
+
+def stands(serve: Serve) -> str:
+    """The word of every verb: `starts`, or `probably does not start` where a band says both."""
+    return f"{'' if serve.certain else 'probably '}{'starts' if serve.starts else 'does not start'}"
+
+
+def starts_with(serve: Serve) -> str:
+    """The smallest change of an engine that does not start."""
+    return f"At the middle of its bands it starts with {serve.change}."
 
 
 def _reasons(report: ServeReport, view: View) -> list[str]:
@@ -86,7 +95,7 @@ def _next_step(report: ServeReport) -> str:
         limits = f"With these cards it starts up to --max-len {serve.largest_max_len}"
         return f"{limits}, and up to --max-seqs {serve.largest_max_seqs}."
     if serve.change:
-        return f"At the middle of its bands it starts with {serve.change}."
+        return starts_with(serve)
     return "No single change starts it: shorter or fewer requests, another share of the card, more cards (up to 8)."
 
 

@@ -293,7 +293,7 @@ def test_json_has_the_fields_of_its_schema(capsys: pytest.CaptureFixture[str]) -
     described = schema("serve")
     assert list(printed) == list(described["properties"])
     assert list(printed["serve"]) == list(described["definitions"]["Serve"]["properties"])
-    for kind in ("serve", "serve-sizing"):
+    for kind in ("serve", "serve-sizing", "serve-sweep"):
         assert json.loads((ROOT / "schemas" / f"{kind}-1.schema.json").read_text()) == schema(kind)
 
 
@@ -342,6 +342,46 @@ def test_stages_where_heads_do_not_divide(capsys: pytest.CaptureFixture[str], tm
     assert (row["devices"], row["parallel"]) == (8, "pp")
 
 
+def test_a_sweep_says_of_each_what_analyze_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """To the byte, on each card; a list of cards from one on divides where there are several."""
+    words = ["sweep", LLAMA, "--mode", "serve", "--parallel", "tp", "--what-if", "devices=1,2", "--what-if"]
+    assert main([*words, "max_len=8192,32768", "--gpu", "h100", "--gpu", "l4", "-f", "json"]) == 0
+    sweep = json.loads(capsys.readouterr().out)
+    assert list(sweep) == list(schema("serve-sweep")["properties"])
+    assert len(sweep["rows"]) == 8
+    for row in sweep["rows"]:
+        length, devices = row["settings"]["max_len"], row["settings"]["devices"]
+        divided = {"parallel": "tp", "devices": devices} if devices > 1 else {}
+        alone = json.loads(serve(gpu=row["gpu"], max_len=length, **divided).to_json())
+        assert row["serve"] == alone["serve"]
+    assert main([*words, "max_len=32768", "--gpu", "l4", "-q"]) == 0
+    assert capsys.readouterr().out == "2 configurations: probably does not start 2.\n"
+
+
+def test_rows_of_a_sweep_that_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A configuration with an error is a row; where all have one, so has the sweep. What a config says of steps of
+    PyTorch is said not to be used, and what flags say of them is refused."""
+    words = ["sweep", LLAMA, "--mode", "serve", "--gpu", "h100"]
+    assert main([*words, "--what-if", "utilization=0.5,3", "-f", "csv"]) == 0
+    printed = capsys.readouterr()
+    assert [line.endswith("[SM602]") for line in printed.out.splitlines()[1:]] == [False, True]
+    assert "1 of 2 configurations" in printed.err
+    for more in (["--what-if", "batch=8,16"], ["--max-batch"], ["--meter", "live"], ["-f", "html"], ["--amp", "bf16"]):
+        assert main([*words, *more]) == 2
+        assert "[SM602]" in capsys.readouterr().err
+    assert main(words[:-2]) == 2
+    assert "no card to serve on" in capsys.readouterr().err
+    config = tmp_path / "staticmem.yaml"
+    train = "train: {optimizer: adam, amp: bf16}\nwhat_if: {max_len: [4096, 8192]}\n"
+    config.write_text(f"version: 1\nmodel: {LLAMA}\ngpus: [h100]\n{train}")
+    assert main(["sweep", str(config), "--mode", "serve", "-q"]) == 0
+    printed = capsys.readouterr()
+    assert "Not used of the config, as an engine runs no step of PyTorch: amp, optimizer" in printed.err
+    assert printed.out.startswith("2 configurations: starts 2. The most tokens, 442,960, has")
+    assert main(["sweep", LLAMA, "--gpu", "h100", "--what-if", "mode=infer,serve"]) == 2
+    assert "engines and steps of PyTorch in one sweep" in capsys.readouterr().err
+
+
 def test_concurrency_and_the_mode_go_together(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["--mode", "serve"],
@@ -358,7 +398,7 @@ def test_flags_of_a_step_are_refused(flags: list[str], capsys: pytest.CaptureFix
     assert "[SM602]" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["sweep", "levers"])
+@pytest.mark.parametrize("verb", ["check", "levers"])
 def test_other_verbs_say_where_it_is(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(ROOT / "models" / "resnet18.pt2")
     assert main([verb, model, "--mode", "serve", "--gpu", "h100"]) == 2
