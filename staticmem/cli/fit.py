@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from staticmem.cli import settings
 from staticmem.cli.flags import add_jobs, add_model, add_scenario, add_verb, one_of, positive, reads
-from staticmem.cli.output import Progress, add_output, check_target, chosen_format, emit, say, write_atomically
-from staticmem.errors import UsageError
+from staticmem.cli.output import Progress, add_output, check_folder, chosen_format, emit, say, write_all
 from staticmem.report.fit import CHANGES
 from staticmem.report.formats import Formats
-
-if TYPE_CHECKING:
-    from staticmem.report.fit import Fit
+from staticmem.scenario.request import SERVE
 
 FORMATS, LEVER_FORMATS = Formats("fit"), Formats("levers")
 
@@ -32,6 +28,8 @@ examples:
   staticmem fit model.pt2 --optimizer adamw --global-batch 256 --gpu l4 --devices 8 --allow precision
   staticmem fit model.pt2 --preset hf-trainer --gpu l4 -f transformers > training_arguments.py
   staticmem fit model.pt2 --optimizer adamw --global-batch 256 --gpu l4 --devices 8 -f deepspeed -o ds.json
+  staticmem fit config.json --mode serve --gpu l40s --max-len 32768 --concurrency 4 --allow precision --write run
+      flags with which vLLM starts and holds so many requests at once
 """
 
 LEVERS = """\
@@ -58,7 +56,9 @@ def add_fit(verbs: Any) -> None:
     question = parser.add_argument_group("the question")
     about = "samples of a step of the optimizer, over all devices"
     question.add_argument("--global-batch", type=positive("--global-batch"), metavar="N", help=about)
-    about = "a change of training that may be made: precision, optimizer (8-bit state), adapters (LoRA); repeatable"
+    about = "requests of --max-len at once that the engine holds, with --mode serve"
+    question.add_argument("--concurrency", type=positive("--concurrency"), metavar="N", help=about)
+    about = "a change that may be made: precision, optimizer (8-bit state), adapters (LoRA); repeatable"
     allowed = one_of("--allow", CHANGES)
     question.add_argument("--allow", action="append", default=[], type=allowed, metavar="CHANGE", help=about)
     output = add_output(parser, FORMATS)
@@ -81,8 +81,12 @@ def run_fit(args: argparse.Namespace) -> int:
     config = settings.settings(args) is not None
     if request.gpu is None:
         raise no_gpu()
+    if request.mode == SERVE or args.concurrency is not None:
+        from staticmem.cli import serving
+
+        return serving.fit(args, request, chosen.name)
     if args.write is not None:
-        _check_folder(args.write, [one.file for one in LIBRARIES.values()], args.force)
+        check_folder(args.write, [one.file for one in LIBRARIES.values()], args.force)
     with settings.model_path(settings.model_of(args)) as path, Progress("ways", args.quiet, model=path) as bar:
         options = Options(request.gpu, args.global_batch, tuple(args.allow), library, config, bar.update)
         result = fit(Study.open(path, request), options)
@@ -93,28 +97,8 @@ def run_fit(args: argparse.Namespace) -> int:
         for note in result.settings[0].notes:
             say(note)
     if result.fits and args.write is not None:
-        _write(result, args.write)
+        write_all(args.write, {one.file: one.text for one in result.settings})
     return 0 if result.fits else 1
-
-
-def _check_folder(folder: str, names: list[str], force: bool) -> None:
-    """Refuses, before any work, what could not be written after it."""
-    if os.path.isdir(folder):
-        for name in names:
-            check_target(os.path.join(folder, name), force)
-    elif os.path.lexists(folder):
-        raise UsageError(f"{folder} is not a directory", "Settings are several files.", "Name a folder.", "SM142")
-
-
-def _write(result: Fit, folder: str) -> None:
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        why, hint = f"{error.strerror or error}.", "Choose another place."
-        raise UsageError(f"{folder} cannot be made", why, hint, "SM142") from error
-    for one in result.settings:
-        write_atomically(os.path.join(folder, one.file), one.text)
-    say(f"Wrote {', '.join(os.path.join(folder, one.file) for one in result.settings)}")
 
 
 def add_levers(verbs: Any) -> None:

@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -281,3 +281,24 @@ def _describe_reading(model: str) -> str:
     if model.startswith("models:") or (os.path.isfile(model) and not model.lower().endswith(".json")):
         return f"reading {model} and running its step"
     return f"building and recording {model}, which is kept for the next time"
+
+
+def check_folder(folder: str, names: Sequence[str], force: bool) -> None:
+    """Refuses, before any work, what could not be written after it."""
+    if os.path.isdir(folder):
+        for name in names:
+            check_target(os.path.join(folder, name), force)
+    elif os.path.lexists(folder):
+        raise UsageError(f"{folder} is not a directory", "Settings are several files.", "Name a folder.", "SM142")
+
+
+def write_all(folder: str, texts: Mapping[str, str]) -> None:
+    """Writes texts by the names of their files into a folder, which is made, and says where they are."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        why, hint = f"{error.strerror or error}.", "Choose another place."
+        raise UsageError(f"{folder} cannot be made", why, hint, "SM142") from error
+    for name, text in texts.items():
+        write_atomically(os.path.join(folder, name), text)
+    say(f"Wrote {', '.join(os.path.join(folder, name) for name in texts)}")

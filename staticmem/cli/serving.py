@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from staticmem.cli import settings
-from staticmem.cli.output import Progress, emit, say, warn
+from staticmem.cli.output import Progress, check_folder, emit, say, warn, write_all
 from staticmem.errors import UsageError
 from staticmem.report.formats import Formats
 from staticmem.scenario.request import SERVE, Request
@@ -28,14 +28,15 @@ OF_SIZING = ("global_batch", "max_dim", "no_batches", "date")  # flags of `size`
 NO_PYTORCH = "an engine runs no step of PyTorch"
 NO_STEP = "SM600"  # of `scenario.combinations`
 SWEEPS = Formats("serve-sweep", module="staticmem.serving.sweep")
+FITS = Formats("serve-fit", module="staticmem.serving.fit")
+OF_FITS = ("global_batch",)  # flags of `fit`
 OF_SWEEPS = ("max_batch", "max_dim", "meter")  # flags of `sweep`
 
 
 def size(args: argparse.Namespace, asked: Request, cards: Sequence[Gpu], name: str, *, named: bool) -> int:
     """`size --mode serve`; the cards are `named`, or all. The exit code: 0, also where no card does."""
     if asked.mode != SERVE or args.concurrency is None:
-        what, why = "--concurrency and --mode serve go together", "They ask how many cards serve so many requests."
-        raise UsageError(what, why, "Example: --mode serve --concurrency 64 --max-len 32768", "SM602")
+        raise _goes_with_the_mode()
     _refuse(args, OF_SIZING)
     _check_format(name, SIZES)
     from staticmem.serving.sizing import serve_sizing
@@ -50,6 +51,11 @@ def size(args: argparse.Namespace, asked: Request, cards: Sequence[Gpu], name: s
     sizing = serve_sizing(settings.model_of(args), request, args.concurrency, cards, prices, named=named)
     emit(sizing, SIZES[name], args)
     return 0
+
+
+def _goes_with_the_mode() -> UsageError:
+    what, why = "--concurrency and --mode serve go together", "They ask what serves so many requests at once."
+    return UsageError(what, why, "Example: --mode serve --concurrency 64 --max-len 32768", "SM602")
 
 
 def run(args: argparse.Namespace, asked: Request, name: str) -> int:
@@ -92,6 +98,28 @@ def sweep(args: argparse.Namespace, points: Sequence[Point], cards: Sequence[str
     if errors:
         sys.stderr.write(f"warning: {len(errors):,} of {len(result.rows):,} configurations could not be analysed\n")
     return 0
+
+
+def fit(args: argparse.Namespace, asked: Request, name: str) -> int:
+    """`fit --mode serve`. The exit code: 0 where a way does, 1 where none does."""
+    if asked.mode != SERVE:
+        raise _goes_with_the_mode()
+    _refuse(args, OF_FITS)
+    _check_format(name, FITS)
+    others = sorted({*args.allow} - {"precision"})
+    if others:
+        what, why = f"--allow {others[0]} of an engine", "It trains nothing; precision permits numbers of 8 bits."
+        raise UsageError(what, why, "Use --allow precision.", "SM602")
+    from staticmem.serving.fit import FILE, script, serve_fit
+
+    if args.write is not None:
+        check_folder(args.write, [FILE], args.force)
+    request = _of_engine(args, asked)
+    result = serve_fit(settings.model_of(args), request, args.concurrency, less_precise=bool(args.allow))
+    emit(result, FITS[name], args)
+    if result.fits and args.write is not None:
+        write_all(args.write, {FILE: script(result)})
+    return 0 if result.fits else 1
 
 
 def of_sweep(config: Config, flags: Options) -> Config:

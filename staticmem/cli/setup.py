@@ -27,6 +27,7 @@ SCHEMAS = (
     "session",
     "serve",
     "serve-sizing",
+    "serve-fit",
     "serve-sweep",
 )
 SHELLS = ("bash", "zsh", "tcsh")

@@ -28,6 +28,7 @@ RESULTS = {
     "session": ("ort.report", "SessionReport", "SCHEMA"),
     "serve": ("serving.report", "ServeReport", "SCHEMA"),
     "serve-sizing": ("serving.sizing", "ServeSizing", "SCHEMA"),
+    "serve-fit": ("serving.fit", "ServeFit", "SCHEMA"),
     "serve-sweep": ("serving.sweep", "ServeSweep", "SCHEMA"),
 }
 

@@ -126,7 +126,7 @@ class Engine:
 
     @property
     def concurrency(self) -> float:
-        return self.cache.concurrency(self.blocks.expected, self.asked.length, self.asked.batched)
+        return self.held("expected")
 
     @property
     def at_start(self) -> Band:
@@ -148,16 +148,21 @@ class Engine:
         """Why the engine ends with an error; None where it starts. `left_over`: at which end of the bands."""
         return next(self._refusals(left_over), None)
 
-    def largest_length(self) -> int:
-        """The longest request with which it starts; 0: there is none."""
-        return self.cache.longest(self.blocks.expected, self.asked.batched, self.decoder.positions)
+    def largest_length(self, at: str = "expected", requests: int = 1) -> int:
+        """The longest request of which it holds so many, at an end of its bands; 0: there is none."""
+        return self.cache.longest(getattr(self.blocks, at) // requests, self.asked.batched, self.decoder.positions)
 
-    def largest_sequences(self, most: int = 1 << 14) -> int:
-        """The most requests at once with which it starts; 0: there is none. More take memory of the sampler."""
+    def held(self, at: str) -> float:
+        """Requests of the greatest length that it holds at once, at an end of its bands."""
+        return self.cache.concurrency(getattr(self.blocks, at), self.asked.length, self.asked.batched)
+
+    def largest_sequences(self, at: str = "expected", most: int = 1 << 14) -> int:
+        """The most requests at once with which it starts, at an end of its bands; 0: there is none. More take memory of
+        the sampler."""
         low, high = 0, min(most, self.asked.batched)
         while low < high:
             middle = (low + high + 1) // 2
-            if self.asking(sequences=middle).refusal() is None:
+            if self.asking(sequences=middle).refusal(at) is None:
                 low = middle
             else:
                 high = middle - 1
@@ -237,7 +242,7 @@ class Engine:
         if asked.batched < asked.sequences:
             yield self._said("few_tokens", tokens=asked.batched, sequences=asked.sequences)
         usable, share = self.card.usable, f"{asked.utilization:g}"
-        held: int = getattr(self.at_start, _OTHER_END[at])
+        held: int = getattr(self.at_start, OTHER_END[at])
         if usable - held < self.requested:
             shown = {"free": format_bytes(usable - held), "total": format_bytes(usable)}
             missing = self.requested + held - usable
@@ -247,7 +252,7 @@ class Engine:
 
     def _of_stage(self, stage: Stage, at: str, free: int) -> Iterator[Refusal]:
         """What the memory of a rank refuses; `free` bytes of the card are the engine's to take, whatever it asked."""
-        asked, end, left = self.asked, _OTHER_END[at], int(getattr(stage.left, at))
+        asked, end, left = self.asked, OTHER_END[at], int(getattr(stage.left, at))
         needed = self.cache.blocks_of_request(asked.length, asked.batched)
         weights, peak = getattr(stage.weights, end), getattr(stage.activation, end) + getattr(stage.outside, end)
         if weights > free:
@@ -269,7 +274,7 @@ class Engine:
         return Refusal(key, self.rules.says(key, **values), missing)
 
 
-_OTHER_END = {"low": "high", "expected": "expected", "high": "low"}
+OTHER_END = {"low": "high", "expected": "expected", "high": "low"}
 
 
 def _within(expected: int, share: float) -> Band:

@@ -7,7 +7,7 @@ from staticmem.report.formats import JSON, Format
 from staticmem.report.formats.report import note_list
 from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import with_article
-from staticmem.serving.report import Serve, ServeReport, ServeStage
+from staticmem.serving.report import ServeReport, ServeStage
 
 _TITLES = {
     "weights": "weights",
@@ -57,20 +57,21 @@ def verdict(report: ServeReport, view: View = PLAIN) -> str:
     serve, scenario = report.serve, report.scenario
     count = scenario.tensor_parallel * scenario.pipeline_parallel
     where = with_article(scenario.gpu) if count == 1 else f"{count} x {scenario.gpu}"
+    word = stands(starts=serve.starts, certain=serve.certain)
     if not serve.starts:
-        return f"{scenario.engine} {stands(serve)} on {where}: {serve.message}"
-    answer = f"{scenario.engine} {stands(serve)} on {where}: its cache holds {serve.kv_cache_tokens:,} tokens"
+        return f"{scenario.engine} {word} on {where}: {serve.message}"
+    answer = f"{scenario.engine} {word} on {where}: its cache holds {serve.kv_cache_tokens:,} tokens"
     return f"{answer}, {serve.max_concurrency:,.2f} requests of {scenario.max_len:,} at once."
 
 
-def stands(serve: Serve) -> str:
+def stands(*, starts: bool, certain: bool) -> str:
     """The word of every verb: `starts`, or `probably does not start` where a band says both."""
-    return f"{'' if serve.certain else 'probably '}{'starts' if serve.starts else 'does not start'}"
+    return f"{'' if certain else 'probably '}{'starts' if starts else 'does not start'}"
 
 
-def starts_with(serve: Serve) -> str:
-    """The smallest change of an engine that does not start."""
-    return f"At the middle of its bands it starts with {serve.change}."
+def starts_with(change: str) -> str:
+    """The first change with which an engine starts that does not."""
+    return f"At the middle of its bands it starts with {change}."
 
 
 def _reasons(report: ServeReport, view: View) -> list[str]:
@@ -95,7 +96,7 @@ def _next_step(report: ServeReport) -> str:
         limits = f"With these cards it starts up to --max-len {serve.largest_max_len}"
         return f"{limits}, and up to --max-seqs {serve.largest_max_seqs}."
     if serve.change:
-        return starts_with(serve)
+        return starts_with(serve.change)
     return "No single change starts it: shorter or fewer requests, another share of the card, more cards (up to 8)."
 
 

@@ -36,6 +36,11 @@ class Rules:
                 return row["tokens"], row["sequences"]
         raise AssertionError("the last row holds for every card")
 
+    @property
+    def fewest_tokens(self) -> int:
+        """The fewest tokens of a step that are a default of a card."""
+        return min(int(row["tokens"]) for row in self.data["batches"])
+
     def of_chip(self, name: str, card: Gpu) -> int:
         """Bytes of a figure of the profile run that is known by the chip's generation."""
         figures = self.data["profile"][name]

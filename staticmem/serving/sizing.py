@@ -13,8 +13,8 @@ from staticmem.report.sizing import Price
 from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import Request
-from staticmem.serving.engine import MEASURED_ON, Engine
-from staticmem.serving.study import MOST_RANKS, Served, chip_of, is_covered, served
+from staticmem.serving.engine import MEASURED_ON
+from staticmem.serving.study import MOST_RANKS, Served, check_concurrency, chip_of, enough_for, is_covered, served
 
 SCHEMA = "staticmem.serve-sizing/1"
 WAYS = ("tp", "pp")
@@ -69,10 +69,7 @@ def serve_sizing(
         raise UsageError(
             "no GPU is left", "Covered are cards of NVIDIA from Volta on.", "See 'staticmem gpus'.", "SM183"
         )
-    for flag, given in (("--max-seqs", request.max_seqs), ("--max-batched-tokens", request.max_batched_tokens)):
-        if given is not None and given < concurrency:
-            what, why = f"{flag} {given} with --concurrency {concurrency}", "The engine runs no more requests at once."
-            raise UsageError(what, why, f"Leave {flag} out.", "SM602")
+    check_concurrency(request, concurrency)
     asked = served(path, request)
     if (request.max_len or 0) > asked.decoder.positions:
         what = f"--max-len {request.max_len}: the model has {asked.decoder.positions:,} positions"
@@ -98,9 +95,9 @@ def _row(asked: Served, card: Gpu, concurrency: int, price: Price | None) -> Ser
         return ServeCard(card.slug, card.name, card.usable, None, "", False, 0.0, 0, price, why)
     why, tokens, held = "", 0, 0.0
     for count, parallel in _ways(asked.request):
-        engine = asked.on(card, **({"devices": count, "parallel": parallel} if parallel else {}))
-        if engine.asked.sequences < concurrency:
-            engine = engine.asking(sequences=concurrency, batched=max(engine.asked.batched, concurrency))
+        ranks = {"devices": count, "parallel": parallel} if parallel else {}
+        engine = asked.on(card, **ranks)
+        engine = asked.on(card, **ranks, **enough_for(engine, concurrency))
         refusal = engine.refusal()
         if refusal is not None:
             of = f"{count} cards: " if count > 1 else ""
@@ -110,7 +107,7 @@ def _row(asked: Served, card: Gpu, concurrency: int, price: Price | None) -> Ser
         tokens, held = engine.tokens.expected, round(engine.concurrency, 2)
         why = f"{held:,.2f} requests at once, with {count} cards"
         if held >= concurrency:
-            certain = engine.refusal("low") is None and _requests(engine, "low") >= concurrency
+            certain = engine.refusal("low") is None and engine.held("low") >= concurrency
             return ServeCard(card.slug, card.name, card.usable, count, parallel, certain, held, tokens, price, "")
     return ServeCard(card.slug, card.name, card.usable, None, "", False, held, tokens, price, why)
 
@@ -122,10 +119,6 @@ def _ways(request: Request) -> Iterator[tuple[int, str]]:
             yield count, ""
         else:
             yield from ((count, way) for way in ([request.parallel] if request.parallel else WAYS))
-
-
-def _requests(engine: Engine, end: str) -> float:
-    return engine.cache.concurrency(getattr(engine.blocks, end), engine.asked.length, engine.asked.batched)
 
 
 def _worth(row: ServeCard) -> tuple[bool, float, int, int, str]:

@@ -18,11 +18,11 @@ from staticmem.report.model import Band, NoteInfo
 from staticmem.scenario.kinds import read_keywords
 from staticmem.scenario.options import checked_choice
 from staticmem.scenario.precision import precision
-from staticmem.scenario.request import OPTIONS, SERVE, Request, request_of
+from staticmem.scenario.request import OPTIONS, SERVE, Request, as_flags, request_of
 from staticmem.scenario.strategies import STRATEGIES
 from staticmem.serving import report
 from staticmem.serving.decoder import Decoder, decoder_of
-from staticmem.serving.engine import MEASURED_ON, Asked, Engine
+from staticmem.serving.engine import MEASURED_ON, OTHER_END, Asked, Engine
 from staticmem.serving.rules import Rules, rules_of
 from staticmem.units import Band as Bounds
 from staticmem.units import format_bytes
@@ -77,7 +77,7 @@ def serve_report(path: str, request: Request) -> report.ServeReport:
     if card.architecture in BEFORE_AMPERE and precision("dtype", request.dtype) is dtypes.bfloat16:
         why = "The engine takes bfloat16 from compute capability 8.0 on, and float16 by itself before."
         raise UsageError(f"--dtype bf16 on {card.name}", why, "Use --dtype fp16, or leave it out.", "SM602")
-    return _report(path, request, served(path, request).on(card))
+    return _report(path, served(path, request), card)
 
 
 def is_covered(card: Gpu) -> bool:
@@ -175,7 +175,8 @@ def _asked(request: Request, decoder: Decoder, card: Gpu, rules: Rules) -> Asked
     )
 
 
-def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
+def _report(path: str, question: Served, card: Gpu) -> report.ServeReport:
+    engine, request = question.on(card), question.request
     decoder, asked, rules = engine.decoder, engine.asked, engine.rules
     model = report.ServeModel(path, decoder.kind, decoder.dtype.name, decoder.packed.title, decoder.layers)
     scenario = report.ServeScenario(
@@ -210,7 +211,7 @@ def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
         report.SCHEMA,
         model,
         scenario,
-        _serve(engine, request.lengths),
+        _serve(question, engine),
         stages,
         _sources(engine),
         tuple(NoteInfo(code, text, 1) for kind, code, text in notes if kind == "assumption"),
@@ -218,8 +219,8 @@ def _report(path: str, request: Request, engine: Engine) -> report.ServeReport:
     )
 
 
-def _serve(engine: Engine, lengths: str | None) -> report.Serve:
-    stage, refusal = engine.fewest, engine.refusal()
+def _serve(question: Served, engine: Engine) -> report.Serve:
+    stage, refusal, lengths = engine.fewest, engine.refusal(), question.request.lengths
     fitting: tuple[float | None, int | None] = (None, None)
     if lengths is not None:
         drawn = numbers_of(lengths, most=engine.asked.length)
@@ -247,41 +248,64 @@ def _serve(engine: Engine, lengths: str | None) -> report.Serve:
         len(ends) == 1,
         refusal.message if refusal is not None else "",
         refusal.missing if refusal is not None else 0,
-        _change(engine) if refusal is not None else "",
+        _change(question, engine) if refusal is not None else "",
         engine.largest_length(),
         engine.largest_sequences(),
         {name: Band(band.low, band.high) for name, band in parts},
     )
 
 
-def _change(engine: Engine) -> str:
-    """The smallest change with which an engine starts, in the order: requests shorter, fewer, more of the card, more
-    cards."""
-    changes: Iterator[tuple[str, Engine]] = _changes(engine)
-    return next((flag for flag, other in changes if other.refusal() is None), "")
+def _change(asked: Served, engine: Engine) -> str:
+    """The first change with which an engine starts."""
+    ways = (options for options in changes(engine) if asked.on(engine.card, **options).refusal() is None)
+    return next((as_flags(options) for options in ways), "")
 
 
-def _changes(engine: Engine) -> Iterator[tuple[str, Engine]]:
+def changes(engine: Engine, at: str = "expected", requests: int | None = None) -> Iterator[dict[str, Any]]:
+    """What may be changed of an engine, in the order: requests shorter, fewer, more of the card, fewer tokens of a
+    step, no compiler, more cards. Sizes are those with which it starts `at` an end of its bands, and holds so many
+    `requests` at once."""
     asked = engine.asked
-    longest = engine.largest_length()
+    longest = engine.largest_length(at, requests or 1)
     if 0 < longest < asked.length:
-        yield f"--max-len {longest}", engine.asking(length=longest)
+        yield {"max_len": longest}
     if asked.sequences > asked.batched:
-        yield f"--max-seqs {asked.batched}", engine.asking(sequences=asked.batched)
-    fewer = engine.largest_sequences()
+        yield {"max_seqs": asked.batched}
+    fewer = engine.largest_sequences(at) if requests is None else requests
     if 0 < fewer < asked.sequences:
-        yield f"--max-seqs {fewer}", engine.asking(sequences=fewer)
+        yield {"max_seqs": fewer}
     # in hundredths, as people write it
-    free = engine.card.usable - engine.at_start.expected - engine.fewest.graphs.expected
-    share = int(100 * free / engine.card.usable) / 100
-    if 0 < share < 1:
-        yield f"--utilization {share:g}", engine.asking(utilization=share)
+    beside = [getattr(band, OTHER_END[at]) for band in (engine.at_start, engine.fewest.graphs)]
+    share = int(100 * (engine.card.usable - sum(beside)) / engine.card.usable) / 100
+    if 0 < share < 1 and share != asked.utilization:
+        yield {"utilization": share}
+    tokens = max(engine.rules.fewest_tokens, asked.sequences)
+    if tokens < asked.batched:
+        yield {"max_batched_tokens": tokens}
+    if not asked.eager:
+        yield {"enforce_eager": True}
     for ranks in (2, 4, MOST_RANKS):
         if asked.pipeline == 1 and (ranks > asked.tensor or engine.decoder.heads % asked.tensor):
-            yield f"--parallel tp --devices {ranks}", engine.asking(tensor=ranks)
+            yield {"parallel": "tp", "devices": ranks}
     for ranks in (2, 4, MOST_RANKS):
         if asked.tensor == 1 and asked.pipeline < ranks <= engine.decoder.layers:
-            yield f"--parallel pp --devices {ranks}", engine.asking(pipeline=ranks)
+            yield {"parallel": "pp", "devices": ranks}
+
+
+def enough_for(engine: Engine, requests: int) -> dict[str, Any]:
+    """What an engine is asked beside its defaults so that it may run so many requests at once."""
+    more = {"max_seqs": requests, "max_batched_tokens": max(engine.asked.batched, requests)}
+    return more if engine.asked.sequences < requests else {}
+
+
+def check_concurrency(request: Request, concurrency: int) -> None:
+    """Raises:
+    UsageError: the engine is to run fewer requests at once than it is to hold (SM602).
+    """
+    for flag, given in (("--max-seqs", request.max_seqs), ("--max-batched-tokens", request.max_batched_tokens)):
+        if given is not None and given < concurrency:
+            what, why = f"{flag} {given} with --concurrency {concurrency}", "The engine runs no more requests at once."
+            raise UsageError(what, why, f"Leave {flag} out.", "SM602")
 
 
 def _sources(engine: Engine) -> dict[str, str]:

@@ -99,7 +99,7 @@ def _measured(one: Configuration, slug: str) -> tuple[Serve | None, ErrorInfo | 
 
 def verdict(sweep: ServeSweep) -> str:
     """How many start, and which of them holds most tokens."""
-    verdicts = Counter("cannot be analysed" if row.serve is None else stands(row.serve) for row in sweep.rows)
+    verdicts = Counter("cannot be analysed" if row.serve is None else _stands(row.serve) for row in sweep.rows)
     count = len(sweep.rows)
     parts = [f"{word} {number:,}" for word, number in verdicts.items()]
     answer = f"{count:,} configuration{'s' if count != 1 else ''}: {', '.join(parts)}."
@@ -124,10 +124,14 @@ def render(sweep: ServeSweep, view: View = PLAIN) -> str:
         why = "" if row.serve is None or row.serve.starts else row.serve.message
         why = f"{row.error.what}. {row.error.why} [{row.error.code}]" if row.error is not None else why
         if row.serve is not None and row.serve.change:
-            why += f" {starts_with(row.serve)}"
+            why += f" {starts_with(row.serve.change)}"
         if why:
             text.wrap(f"{row.index + 1}: {why}", "    ", "  ")
     return text.end()
+
+
+def _stands(serve: Serve) -> str:
+    return stands(starts=serve.starts, certain=serve.certain)
 
 
 def _cells(sweep: ServeSweep, view: View) -> Iterator[list[str]]:
@@ -143,10 +147,10 @@ def _cells(sweep: ServeSweep, view: View) -> Iterator[list[str]]:
             continue
         serve = row.serve
         if not serve.starts and not serve.missing_bytes:  # nothing is loaded
-            yield [*cells, stands(serve), "-", "-", "-", "-", "-"]
+            yield [*cells, _stands(serve), "-", "-", "-", "-", "-"]
             continue
         sizes = [view.size(n) for n in (serve.weights_bytes, serve.activation_bytes, serve.kv_cache_bytes)]
-        yield [*cells, stands(serve), *sizes, f"{serve.kv_cache_tokens:,}", f"{serve.max_concurrency:,.2f}"]
+        yield [*cells, _stands(serve), *sizes, f"{serve.kv_cache_tokens:,}", f"{serve.max_concurrency:,.2f}"]
 
 
 def _setting(row: ServeRow, name: str) -> str:

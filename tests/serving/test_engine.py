@@ -293,7 +293,7 @@ def test_json_has_the_fields_of_its_schema(capsys: pytest.CaptureFixture[str]) -
     described = schema("serve")
     assert list(printed) == list(described["properties"])
     assert list(printed["serve"]) == list(described["definitions"]["Serve"]["properties"])
-    for kind in ("serve", "serve-sizing", "serve-sweep"):
+    for kind in ("serve", "serve-sizing", "serve-sweep", "serve-fit"):
         assert json.loads((ROOT / "schemas" / f"{kind}-1.schema.json").read_text()) == schema(kind)
 
 
@@ -356,6 +356,92 @@ def test_a_sweep_says_of_each_what_analyze_says(capsys: pytest.CaptureFixture[st
         assert row["serve"] == alone["serve"]
     assert main([*words, "max_len=32768", "--gpu", "l4", "-q"]) == 0
     assert capsys.readouterr().out == "2 configurations: probably does not start 2.\n"
+
+
+def fitted(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    code = main(["fit", LLAMA, "--mode", "serve", *flags, "-f", "json"])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert code == (0 if result["fits"] else 1)
+    return result
+
+
+def test_fit_keeps_what_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is changed, and the answer is that of `analyze`, to the letter; the command has all that decides."""
+    result = fitted(capsys, "--gpu", "h100", "--max-len", "8192")
+    assert list(result) == list(schema("serve-fit")["properties"])
+    assert (result["way"]["flags"], len(result["tried"])) == ("", 1)
+    assert main([*result["analyze"].split()[1:], "-q"]) == 0
+    assert capsys.readouterr().out.strip() == result["answer"]
+    assert result["command"] == (
+        "vllm serve MODEL --max-model-len 8192 --max-num-seqs 1024 --max-num-batched-tokens 8192 "
+        "--gpu-memory-utilization 0.9"
+    )
+
+
+def test_fit_finds_the_longest_request_of_a_concurrency(capsys: pytest.CaptureFixture[str]) -> None:
+    """At the low end of the band; one block more holds fewer. Blocks have 16 tokens."""
+    result = fitted(capsys, "--gpu", "h100", "--concurrency", "64")
+    assert result["way"]["flags"].startswith("--max-len ")
+    length = int(result["way"]["flags"].split()[1])
+    least = serve(max_len=length).serve.bands["kv_cache_tokens"].low // 16
+    assert -(-length // 16) * 64 <= least < (length // 16 + 1) * 64
+    assert result["way"]["max_concurrency"] == serve(max_len=length).serve.max_concurrency
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_fit_and_size_have_the_same_cards(gpu: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--gpu", gpu, "--concurrency", "100", "--max-len", "32768"]
+    way = fitted(capsys, *words)["way"]
+    assert main(["size", LLAMA, "--mode", "serve", *words, "-f", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["cards"]
+    assert row["certain"]
+    assert way["flags"] == f"--parallel {row['parallel']} --devices {row['devices']}"
+    assert (way["max_concurrency"], way["kv_cache_tokens"]) == (row["concurrency"], row["kv_cache_tokens"])
+
+
+def test_each_way_of_fit_is_what_analyze_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Given flags are kept, so that other changes are made; a way does where it starts at both ends of its bands."""
+    result = fitted(capsys, "--gpu", "l4", "--max-len", "32768")
+    assert result["fits"]
+    assert "--max-model-len 32768" in result["command"]
+    assert len(result["tried"]) > 2
+    for way in result["tried"]:
+        words = ["analyze", LLAMA, "--mode", "serve", "--gpu", "l4", "--max-len", "32768", *way["flags"].split()]
+        assert main([*words, "-f", "json"]) == 0
+        one = json.loads(capsys.readouterr().out)["serve"]
+        assert all(way[name] == one[name] for name in ("starts", "certain", "kv_cache_tokens", "max_concurrency"))
+        assert way["holds"] == (one["starts"] and one["certain"])
+        assert way["holds"] == (way == result["way"])
+
+
+def test_fit_where_nothing_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    """With every lever given there is none; a fit that only less precision would do says so."""
+    ranks = ["--gpu", "l4", "--max-len", "131072", "--parallel", "tp", "--devices", "2"]
+    result = fitted(capsys, *ranks, "--concurrency", "100")
+    assert (result["fits"], result["would_fit"]) == (False, [])
+    kept = ["--gpu", "h100", "--max-len", "131072", "--utilization", "0.9", "--parallel", "tp", "--devices", "2"]
+    assert fitted(capsys, *kept, "--concurrency", "8")["would_fit"] == ["precision"]
+    result = fitted(capsys, *kept, "--concurrency", "8", "--allow", "precision")
+    assert result["way"]["flags"] == "--kv-dtype fp8"
+    assert "--kv-cache-dtype fp8" in result["command"]
+
+
+def test_fit_writes_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a folder with the config its name is the model's; flags that do not apply are refused."""
+    (tmp_path / "config.json").write_text(Path(LLAMA).read_text())
+    words = ["fit", str(tmp_path / "config.json"), "--mode", "serve", "--gpu", "h100"]
+    given = ["--max-len", "8192", "--dtype", "fp32", "--parallel", "pp", "--devices", "2"]
+    assert main([*words, *given, "--write", str(tmp_path / "run")]) == 0
+    script = (tmp_path / "run" / "serve.sh").read_text().splitlines()
+    assert script[0] == "#!/bin/sh"
+    assert script[-1].startswith(f"exec vllm serve {tmp_path} --max-model-len 8192 ")
+    assert script[-1].endswith(" --dtype float32 --pipeline-parallel-size 2")
+    refused = (["--global-batch", "8"], ["--allow", "adapters"], ["-f", "md"], ["--optimizer", "adam"])
+    for more in (*refused, ["--concurrency", "64", "--max-seqs", "8"]):
+        assert main([*words, *more]) == 2
+        assert "[SM602]" in capsys.readouterr().err
+    assert main(["fit", str(ROOT / "models" / "resnet18.pt2"), "--gpu", "l4", "--concurrency", "4"]) == 2
+    assert "--concurrency and --mode serve go together" in capsys.readouterr().err
 
 
 def test_rows_of_a_sweep_that_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
