@@ -14,10 +14,9 @@ from staticmem.report.text import PLAIN, Text, View
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import Request
 from staticmem.serving.engine import MEASURED_ON
-from staticmem.serving.study import MOST_RANKS, Served, check_concurrency, chip_of, enough_for, is_covered, served
+from staticmem.serving.study import MOST_RANKS, WAYS, Served, check_concurrency, chip_of, enough_for, is_covered, served
 
 SCHEMA = "staticmem.serve-sizing/1"
-WAYS = ("tp", "pp")
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ AUTO = "auto"
 # options of a request that an engine has; all others are of a step of PyTorch
 TAKEN = ("mode", "gpu", "gpus_file", "dtype", "parallel", "devices")
 MOST_RANKS = 8  # of one machine
+WAYS = TENSOR, PIPELINE = ("tp", "pp")  # in which ranks share a model
 TOO_OLD = ("sm_60", "sm_61")  # CMakeLists.txt of vLLM, CUDA_SUPPORTED_ARCHS
 
 
@@ -286,10 +287,10 @@ def changes(engine: Engine, at: str = "expected", requests: int | None = None) -
         yield {"enforce_eager": True}
     for ranks in (2, 4, MOST_RANKS):
         if asked.pipeline == 1 and (ranks > asked.tensor or engine.decoder.heads % asked.tensor):
-            yield {"parallel": "tp", "devices": ranks}
+            yield {"parallel": TENSOR, "devices": ranks}
     for ranks in (2, 4, MOST_RANKS):
         if asked.tensor == 1 and asked.pipeline < ranks <= engine.decoder.layers:
-            yield {"parallel": "pp", "devices": ranks}
+            yield {"parallel": PIPELINE, "devices": ranks}
 
 
 def enough_for(engine: Engine, requests: int) -> dict[str, Any]:
