@@ -12,7 +12,7 @@ The three steps that `process_of_trace` makes are the run with one loop of three
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 STATE, MODEL = ("optimizer_state",), ("parameter", "buffer", "communication")
 OF_PARAMETERS = (*STATE, "gradient")
 _ELEMENT = 4  # bytes of a scalar, which takes the least block
+_LOSS = 4  # bytes of a loss: losses are computed in float32
+_INDEX = 8  # bytes of a label and of the result of argmax, int64
 Parts: TypeAlias = Mapping[str, str]  # of a model: the path of a module, and whose parameters it has
+_Container: TypeAlias = "list[tuple[int, int]]"  # tensors that are gathered: ids, and rows of each
 TRIES = 3  # of finding a step that can be repeated: its first steps differ from the later ones
 
 
@@ -45,12 +48,24 @@ class _Loop:
 
 
 @dataclass(frozen=True)
-class Moment:
-    """An instant of a run: the indices of its first call and of the one behind its last."""
+class Gathering:
+    """What a loop of inference gathers of each batch on the GPU.
 
-    name: str
-    start: int
-    end: int
+    `joins`: it concatenates, else it appends to lists. `outputs`: all outputs; `predictions`: argmax of the first along
+    its last axis, instead; `loss` and `labels`: the loss, once for each sample, and a label for each prediction.
+    `nbytes`: one tensor of so many bytes instead of outputs.
+
+    Source: transformers 5.24, `Trainer.evaluation_loop` (trainer.py), `EvalLoopContainer` and `nested_concat`
+    (trainer_pt_utils.py): losses, outputs and labels have a container each, and what is concatenated is padded to the
+    longest.
+    """
+
+    joins: bool
+    outputs: bool = True
+    predictions: bool = False
+    loss: bool = False
+    labels: bool = False
+    nbytes: int | None = None
 
 
 class Run:
@@ -67,7 +82,7 @@ class Run:
         self.gradients: dict[Key, int] = {}  # which zero_grad() releases
         self.asleep: dict[Key, int] = {}  # the bytes of what is on the CPU
         self.loops: dict[str, _Loop] = {}
-        self.gathered: dict[str, list[int]] = {}
+        self.gathered: dict[str, list[_Container]] = {}
         self.steps = 0
         # what buffers go by, found once: steps of other sizes have the lists of one builder (`studies.lengths`)
         self._names: dict[tuple[str, int], tuple[Sequence[Buffer], list[tuple[Buffer, Key]]]] = {}
@@ -192,25 +207,71 @@ class Run:
         of_loop = self.loops.pop(loop, None)
         if of_loop is not None:
             self.release([*of_loop.left.values(), *of_loop.batch, *of_loop.ended])
-        self.release(self.gathered.pop(loop, []))
+        self.release([id for container in self.gathered.pop(loop, ()) for id, _ in container])
 
-    def gather(self, loop: str, nbytes: int | None = None, joins: bool = False) -> None:
-        """The loop appends the outputs of its last step to a list, or what it makes of them, of `nbytes`; with `joins`
-        it concatenates them with those of before each time."""
-        of_loop, kept = self.loops[loop], self.gathered.setdefault(loop, [])
-        ids = [of_loop.left[buffer] for buffer in _outputs(of_loop.builder) if buffer in of_loop.left]
+    def gather(self, loop: str, what: Gathering, rows: int) -> None:
+        """The loop gathers what it has of its last step, a batch of so many `rows`.
+
+        Raises:
+            UsageError: the loop has no variable with the outputs.
+        """
+        of_loop, before = self.loops[loop], self.gathered.get(loop)
+        places = [place for place in _outputs(of_loop.builder) if place in of_loop.left]
+        if not places and (what.nbytes is None or what.labels):
+            why = "What is gathered is made of the variable with the outputs, which `outputs: dropped` leaves out."
+            raise UsageError(f"'{loop}' has no outputs to gather", why, "Leave `outputs` out.", "SM448")
+        now = self._containers(of_loop, places, what, rows)
+        if not before or not what.joins:
+            self.gathered[loop] = [*(before or ()), *now]
+            return
+        joined: list[_Container] = []
+        for old, new in zip(before, now, strict=True):  # one after the other: `now` allocates
+            joined.append([self._join(*pair) for pair in zip(old, new, strict=True)])
+            self.release([id for id, _ in old])
+            for id, _ in new:  # the loop's variables have those of the batch
+                of_loop.left[min([0, *of_loop.left]) - 1] = id
+        self.gathered[loop] = joined
+
+    def _containers(self, loop: _Loop, places: Sequence[int], what: Gathering, rows: int) -> Iterator[_Container]:
+        """Losses, outputs, and labels of a batch, each when it is made."""
+        buffers, left = loop.builder.trace.buffers, loop.left
+        labels = 0
+        if places:
+            form = buffers.forms[places[0]]
+            labels = _INDEX * (buffers.nbytes[places[0]] * 8 // form.dtype.bits // (form.shape or (1,))[-1])
+        loss = [self.take(_LOSS, "loss")] if what.loss else []
+        if not (what.outputs or what.predictions):  # outputs end with the function that runs the batch
+            self.release([left.pop(place) for place in places])
+        if what.loss:
+            repeated = self.take(_LOSS * rows, "gathered loss")
+            self.release(loss)
+            yield [(repeated, rows)]
+        if what.nbytes is not None:
+            yield [(self.take(what.nbytes, "gathered outputs"), rows)]
+        elif what.predictions:
+            predictions = self.take(labels, "gathered predictions")
+            self.release([left.pop(place) for place in places])
+            yield [(predictions, rows)]
+        elif what.outputs:
+            yield [(left.pop(place), rows) for place in places]
+        if what.labels:
+            yield [(self.take(labels, "gathered labels"), rows)]
+
+    def _join(self, one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+        """The concatenation of two tensors with so many rows, the shorter padded."""
+        rows = one[1] + other[1]
         sizes = self.process.sizes
-        if joins and kept:
-            more = sum(sizes[id] for id in ids) if nbytes is None else nbytes
-            whole = self.take(sum(sizes[id] for id in kept) + more, "gathered outputs")
-            self.release(kept)
-            self.gathered[loop] = [whole]
-            return
-        if nbytes is not None:
-            kept.append(self.take(nbytes, "gathered outputs"))
-            return
-        kept += ids
-        of_loop.left = {buffer: id for buffer, id in of_loop.left.items() if id not in ids}
+        longest = max((sizes[id] / count for id, count in (one, other)), default=0)
+        return self.take(round(rows * longest), "gathered"), rows
+
+    def move_gathered(self, loop: str) -> None:
+        """What is gathered goes to the CPU, the variables with the last batch's outputs end, and cached memory goes
+        back."""
+        of_loop = self.loops[loop]
+        gone = [id for container in self.gathered.pop(loop, ()) for id, _ in container]
+        places = [place for place in of_loop.left if place < 0 or place in _outputs(of_loop.builder)]
+        self.release([*gone, *(of_loop.left.pop(place) for place in places)])
+        self.empty_cache()
 
     def take(self, nbytes: int, what: str) -> int:
         """Allocates memory that no trace has; gives its id."""

@@ -28,6 +28,8 @@ from staticmem.scenario.kinds import UNKNOWN_KEY, Bytes, Choice, ListOf, Named, 
 MOST_INSTANTS = 10_000  # of a plan, once its repetitions are written out: each is replayed
 STEPS_OF_TRAINING, BATCHES = 3, 3  # `times` by default: reserved memory may peak in any of the first three
 NOTHING, LIST, CONCATENATED = "none", "list", "concat"
+OUTPUTS, PREDICTIONS, LOSS = "outputs", "predictions", "loss"  # what is gathered of a batch
+OF_GATHER = ("gathered", "keep", "labels", "accumulation_steps")  # keys that say more of `gather`
 MODEL_ALONE, WITH_STATE = "model", "all"
 PADDED, SORTED, TOKENS, PACKED = "padded", "sorted", "tokens", "packed"
 RULES = (PADDED, SORTED, TOKENS, PACKED)
@@ -79,9 +81,19 @@ def _evaluate() -> Mapping[str, Entry]:
         LIST,
     )
     size = Entry(Bytes(), "Bytes that are gathered of a batch, where it is not all outputs.", "4 MiB")
+    keep = Entry(
+        Choice((OUTPUTS, PREDICTIONS, LOSS)),
+        "What is gathered of a batch: all outputs, the index of the largest along the last axis of the first output "
+        "(argmax), or the loss alone.",
+        PREDICTIONS,
+    )
+    labels = Entry(Switch(), "The loss and the labels are gathered too, a label for each prediction.", "true")
+    to_cpu = "After so many batches what is gathered moves to the CPU, and cached memory goes back (Trainer's "
+    to_cpu += "eval_accumulation_steps)."
+    own = {"model": _MODEL, "times": _TIMES, "lengths": LENGTHS, "gather": gather, "gathered": size, "keep": keep}
+    own |= {"labels": labels, "accumulation_steps": Entry(Whole("16"), to_cpu, "16")}
     ends = Entry(Switch(), "The loop is in a function, whose variables go when it returns (default).", "true")
-    own = {"model": _MODEL, "times": _TIMES, "lengths": LENGTHS, "gather": gather}
-    return {**own, "gathered": size, "function": ends, **INFERENCE}
+    return {**own, "function": ends, **INFERENCE}
 
 
 def _generate() -> Mapping[str, Entry]:
@@ -254,6 +266,17 @@ def _check_parts(models: Mapping[str, ModelSource]) -> None:
                 raise DocumentError(what, why, "Correct the name.", UNKNOWN_KEY)
 
 
+def _check_gather(table: Mapping[str, Any], node: Node) -> None:
+    """Raises DocumentError where an evaluation says what it gathers, and gathers nothing, or says it twice."""
+    given = [key for key in OF_GATHER if key in table]
+    if given and table.get("gather", NOTHING) == NOTHING:
+        raise wrong(node, f"`{given[0]}` is of outputs that are gathered.", "Add `gather: concat`, or `gather: list`.")
+    if "gathered" in given and "keep" in given:
+        raise wrong(node, "`gathered` and `keep` both say what is gathered.", "Leave one of them out.")
+    if table.get("keep") == LOSS and table.get("labels"):
+        raise wrong(node, "With the loss alone no labels are gathered.", "Leave `labels` out.")
+
+
 def _add(
     instants: list[Instant],
     word: str,
@@ -284,6 +307,8 @@ def _add(
     if word == "copy" and (table.get("of") not in models or table["of"] == name):
         why = f"`of` is the model that is copied, another one: {', '.join(models)}."
         raise wrong(node, why, "Example: copy: {model: teacher, of: student}")
+    if word == "evaluate":
+        _check_gather(table, node)
     mode = WORDS[word].mode
     own = {key: table[key] for key in table if key not in STEP and key not in DECODING}
     if "lengths" in own and not DRAWN.fullmatch(own["lengths"]["source"]):

@@ -48,7 +48,8 @@ class InstantReport:
     The meters are peaks while it lasts: expected bytes, and the band of device memory. `left_bytes` are tensors that
     are alive when it is over, `cached_bytes` what the allocator keeps free then, and `returned_bytes` what it gave back
     to the driver meanwhile. `runs_out`: the card has not enough memory for it; then `ran` of its steps were done
-    before, and all figures are those of a card with enough memory.
+    before, and all figures are those of a card with enough memory. `full_after`: of an evaluation that gathers on the
+    GPU, after how many batches this is full, by expected bytes; 0: it never is, or no GPU is named.
     """
 
     name: str
@@ -66,6 +67,7 @@ class InstantReport:
     returned_bytes: int
     runs_out: bool
     ran: int
+    full_after: int = 0
     lengths: LengthsInfo | None = None
 
 

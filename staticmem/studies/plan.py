@@ -18,13 +18,13 @@ from staticmem.allocators.band import JITTERS, JITTERS_OF_LONG, LONG, JitteredSi
 from staticmem.allocators.from_trace import Builder
 from staticmem.allocators.process import Process
 from staticmem.allocators.result import Replay
-from staticmem.allocators.run import MODEL, STATE, Run
+from staticmem.allocators.run import MODEL, STATE, Gathering, Run
 from staticmem.allocators.settings import Layout, ascending, parse_settings
 from staticmem.allocators.stretches import Stretches
 from staticmem.config.config import Budget, Config, of_node
 from staticmem.config.discover import read
 from staticmem.config.fields import HOST, SOFTWARE
-from staticmem.config.plan import CONCATENATED, NOTHING, WITH_STATE, WORDS, Instant, Plan
+from staticmem.config.plan import CONCATENATED, LOSS, NOTHING, OUTPUTS, PREDICTIONS, WITH_STATE, WORDS, Instant, Plan
 from staticmem.devices.architectures import RUNS, Standing
 from staticmem.devices.host import IN_STEP, LOADING, SAVING
 from staticmem.devices.kernels import KernelWorkspaces
@@ -43,6 +43,7 @@ from staticmem.scenario.request import request_of
 from staticmem.studies import without_cycle_search
 from staticmem.studies.budgets import check
 from staticmem.studies.device import DEFAULT_GPU, device_of, gpu_fit
+from staticmem.studies.gathering import Batches, batches_until_full, fills
 from staticmem.studies.host import host_of_instants
 from staticmem.studies.lengths import AT_WORST, Lengths, Shape, ShapedBuilders
 from staticmem.studies.study import Study, key_of
@@ -105,7 +106,7 @@ class PlanStudy:
         self._opened: dict[str, Study] = {}
         self._studies: dict[Any, Study] = {}
         self._builders: dict[int, Builder] = {}
-        self._drawn: dict[int, list[Shape]] = {}
+        self._drawn: dict[int, tuple[Instant, list[Shape]]] = {}  # who is kept has its id alone
         if not any(WORDS[one.word].mode for one in plan.instants):
             why = "It has no step, evaluation or generation."
             raise UsageError("the plan runs no model", why, "Add `step: {batch: 32}` to its instants.", "SM440")
@@ -146,8 +147,9 @@ class PlanStudy:
     def _shapes(self, instant: Instant) -> list[Shape]:
         """The batches of an instant with many lengths."""
         if id(instant) not in self._drawn:
-            self._drawn[id(instant)] = _lengths(instant).shapes(instant.times, instant.options.get("batch", 1))
-        return self._drawn[id(instant)]
+            shapes = _lengths(instant).shapes(instant.times, instant.options.get("batch", 1))
+            self._drawn[id(instant)] = instant, shapes
+        return self._drawn[id(instant)][1]
 
     def builders(self, instant: Instant) -> tuple[list[Builder], LengthsInfo | None]:
         """The builder of each step of an instant, and what there is to say of their lengths."""
@@ -170,6 +172,14 @@ class PlanStudy:
             worst_chance=round(_lengths(instant).chance_of_longest(shapes), 6),
         )
         return [shaped.at(shape) for shape in shapes], info
+
+    def rows(self, instant: Instant, builder: Builder, at: int) -> int:
+        """The batch of a step of an instant."""
+        if "lengths" in instant.own:
+            return self._shapes(instant)[at][0]
+        inputs = builder.inputs
+        batch: int = instant.options.get("batch") or (inputs[0].shape[0] if inputs and inputs[0].shape else 1)
+        return batch
 
     def study_of_model(self, model: str, mode: str = "") -> Study:
         """The study of the first step of a model, of one mode if any is asked for; of a model without a step an
@@ -197,6 +207,11 @@ class PlanStudy:
         run = player.run
         return Played(run.joined(), tuple(player.moments), run.live())
 
+    def play_last(self, instants: Sequence[Instant]) -> Batches:
+        """The process of some instants, with the steps of the last."""
+        played = self.play(instants)
+        return Batches(played.process, played.live, played.moments[-1].steps)
+
     # -- the report ----------------------------------------------------------------------------------------------
 
     @without_cycle_search()
@@ -216,7 +231,7 @@ class PlanStudy:
             models=tuple(paths),
             card=card.name,
             gpu=gpu_fit(card, outcome) if self.device.bounded else None,
-            instants=tuple(meters.instants),
+            instants=tuple(self._filled(meters)),
             live_bytes=max(one.live_bytes for one in meters.instants),
             allocated_bytes=max(one.allocated_bytes for one in meters.instants),
             reserved_bytes=max(one.reserved_bytes for one in meters.instants),
@@ -232,6 +247,16 @@ class PlanStudy:
             host=host_of_instants(list(self._on_host())),
             cause="" if meters.cause is None else meters.instants[meters.cause].name,
         )
+
+    def _filled(self, meters: _Meters) -> Iterator[InstantReport]:
+        """The instants, with after how many batches of those that gather the card is full."""
+        of_plan, capacity = self.plan.instants, capacity_of(self.device)
+        for number, (instant, one) in enumerate(zip(of_plan, meters.instants, strict=True)):
+            is_reached = not any(reached.runs_out for reached in meters.instants[: number + 1])
+            if capacity is not None and fills(instant) and is_reached:
+                full = batches_until_full(self.play_last, of_plan[:number], instant, self.device, capacity)
+                one = replace(one, full_after=full)
+            yield one
 
     def _on_host(self) -> Iterator[tuple[str, Study, int]]:
         """Moments of the process on the host, with the bytes of models that are there because they sleep."""
@@ -290,6 +315,11 @@ class PlanStudy:
                 moved = [*instants[:at], asleep, worst, Instant("wake", model), *instants[at + 1 :]]
                 yield f"'{model}' on the CPU during '{before.instants[at].name}'", moved, self.device
         for number in dict.fromkeys((at, at if before.cause is None else before.cause)):
+            if fills(instants[number]):
+                steps = max((before.instants[number].ran or instants[number].times) // 2, 1)
+                own = {**instants[number].own, "accumulation_steps": steps}
+                moved = [*instants[:number], replace(instants[number], own=own), *instants[number + 1 :]]
+                yield f"accumulation_steps: {steps} in '{before.instants[number].name}'", moved, self.device
             yield from self._smaller(instants, number, before.instants[number].name)
 
     def _smaller(self, instants: Sequence[Instant], at: int, name: str) -> Iterator[tuple[str, list[Instant], Device]]:
@@ -321,6 +351,22 @@ def _named_apart(instants: Sequence[InstantReport]) -> list[InstantReport]:
 def _numbered(name: str) -> Iterator[str]:
     yield name
     yield from (f"{name} {number}" for number in count(2))
+
+
+def _gathering(instant: Instant) -> Gathering | None:
+    """What an evaluation gathers."""
+    own = instant.own
+    if own.get("gather", NOTHING) == NOTHING:
+        return None
+    keep, labels = own.get("keep", OUTPUTS), own.get("labels", False)
+    return Gathering(
+        joins=own["gather"] == CONCATENATED,
+        outputs=keep == OUTPUTS,
+        predictions=keep == PREDICTIONS,
+        loss=labels or keep == LOSS,
+        labels=labels and keep != LOSS,
+        nbytes=own.get("gathered"),
+    )
 
 
 def _lengths(instant: Instant) -> Lengths:
@@ -356,13 +402,14 @@ class _Player:
         builders, moment.lengths = self.plan.builders(instant)
         in_function = not trains and instant.own.get("function", True)
         loop = f"{instant.word} {instant.model}"
-        gather = instant.own.get("gather", NOTHING)
-        if self.steps:
-            builders = [builders[at] for at in self.steps[len(self.moments) - 1]]
-        for builder in builders:
-            self.run.step(builder, instant.model, loop)
-            if gather != NOTHING:
-                self.run.gather(loop, instant.own.get("gathered"), joins=gather == CONCATENATED)
+        gathering, moves = _gathering(instant), instant.own.get("accumulation_steps")
+        steps = self.steps[len(self.moments) - 1] if self.steps else range(len(builders))
+        for number, at in enumerate(steps, 1):
+            self.run.step(builders[at], instant.model, loop)
+            if gathering is not None:
+                self.run.gather(loop, gathering, self.plan.rows(instant, builders[at], at))
+            if moves and number % moves == 0:
+                self.run.move_gathered(loop)
             moment.steps.append(len(self.run.calls))
         if in_function:
             self.run.end_loop(loop)

@@ -85,6 +85,50 @@ def test_gathered_outputs_grow_with_every_batch() -> None:
     assert named.live_bytes >= (4 + 3) * 64 * MIB
 
 
+def test_what_is_gathered_goes_to_the_cpu_after_some_batches() -> None:
+    def peak(**own: Any) -> int:
+        return run_of({"evaluate": {"gather": "list", "gathered": "64 MiB", **own}}).live_bytes
+
+    assert peak(times=6) - peak(times=2) == 4 * 64 * MIB
+    assert peak(times=6, accumulation_steps=2) == peak(times=2)
+
+
+def test_a_loop_may_gather_predictions_or_the_loss_alone() -> None:
+    def more(**own: Any) -> int:
+        """Bytes that seven batches more take."""
+        few, many = (run_of({"evaluate": {"gather": "list", "times": times, **own}}).live_bytes for times in (3, 10))
+        return many - few
+
+    assert more() == 7 * 32_256  # 8 x 1000 x 4 bytes in whole blocks
+    assert more(keep="predictions") == 7 * 512  # eight numbers
+    assert more(keep="predictions", labels=True) == 7 * 3 * 512  # with the labels, and the loss of each sample
+    assert more(keep="loss") == 7 * 512
+
+
+def test_a_report_says_after_how_many_batches_the_gpu_is_full() -> None:
+    kept = {"evaluate": {"gather": "list", "gathered": "100 MiB"}}
+    report = run_of(kept, gpus=["8GiB"])
+    (one,) = report.instants
+    # the model with a batch and the context take less than 1 GiB, and a block of 100 MiB wastes nothing
+    assert 70 <= one.full_after <= 80
+    assert f"full after about {one.full_after} batches" in str(report)
+    assert (
+        run_of({"evaluate": {**kept["evaluate"], "accumulation_steps": 9}}, gpus=["8GiB"]).instants[0].full_after == 0
+    )
+    assert run_of(kept).instants[0].full_after == 0  # no GPU is named
+    longer = run_of({"evaluate": {**kept["evaluate"], "times": 100}}, gpus=["8GiB"])
+    assert longer.instants[0].runs_out
+    assert longer.instants[0].ran == one.full_after
+    steps = one.full_after // 2
+    assert f"accumulation_steps: {steps} in 'evaluate'" in [change.does for change in longer.changes]
+
+
+def test_without_a_variable_there_are_no_outputs_to_gather() -> None:
+    with pytest.raises(StaticmemError) as caught:
+        run_of({"evaluate": {"gather": "list", "outputs": "dropped"}})
+    assert caught.value.code == "SM448"
+
+
 def test_a_copy_of_the_model_is_gone_after_the_save_unless_it_stays() -> None:
     report = run_of("step", {"save": {"copies": "model"}}, {"save": {"copies": "model", "stays": True}})
     step, gone, stays = report.instants
@@ -151,6 +195,10 @@ ERRORS: list[tuple[Any, str]] = [
     ({"instants": [{"step": {"optimiser": "adam"}}]}, "SM194"),
     ({"instants": [{"step": {"model": "other"}}]}, "SM194"),
     ({"instants": [{"save": {"copies": "some"}}]}, "SM195"),
+    ({"instants": [{"evaluate": {"gathered": "4 MiB"}}]}, "SM195"),
+    ({"instants": [{"evaluate": {"accumulation_steps": 4}}]}, "SM195"),
+    ({"instants": [{"evaluate": {"gather": "list", "gathered": "4 MiB", "keep": "predictions"}}]}, "SM195"),
+    ({"instants": [{"evaluate": {"gather": "list", "keep": "loss", "labels": True}}]}, "SM195"),
     ({"instants": [{"repeat": {"times": 20_000, "instants": ["step"]}}]}, "SM195"),
     ({"instants": ["empty_cache"]}, "SM440"),
     ({}, "SM194"),

@@ -23,10 +23,9 @@ def render(run: RunReport, view: View = PLAIN) -> str:
     text.answer(answer, *reasons)
     head, *lines = columns(list(_cells(run, view)), view.style, right=range(2, 7), optional=(6, 5))
     text.lines += ["", view.style.paint(head, "bold"), *lines]
-    for one in run.instants:
-        if one.lengths is not None:
-            text.lines.append("")
-            text.wrap(lengths_text(one, one.lengths, view))
+    for note in notes_of(run, view):
+        text.lines.append("")
+        text.wrap(note)
     if run.host is not None:
         text.lines.append("")
         text.wrap(f"Host: {host_lines(run.host, view)[0]}.")
@@ -44,9 +43,7 @@ def render_markdown(run: RunReport, view: View = PLAIN) -> str:
     heads, *rows = [[escape(cell) for cell in row] for row in _cells(run, view)]
     changes = "".join(f"\n- fits with {escape(one.does)}: {view.size(one.device_bytes)}" for one in run.changes)
     assumed = "".join(f"\n- assumed: {escape(one)}" for one in run.assumed)
-    many = "".join(
-        f"\n- {escape(lengths_text(one, one.lengths, view))}" for one in run.instants if one.lengths is not None
-    )
+    many = "".join(f"\n- {escape(note)}" for note in notes_of(run, view))
     return f"**{answer}**\n\n{table(heads, rows)}\n{many}{changes}{assumed}\n"
 
 
@@ -66,6 +63,15 @@ def verdict_lines(run: RunReport, view: View) -> list[str]:
         return [need, where]
     freed = returned_text(run, view, "the run")
     return [*fit_lines(run.gpu, run.device_bytes, run.device, view, freed), where]
+
+
+def notes_of(run: RunReport, view: View) -> Iterator[str]:
+    """What there is to say of instants beside their figures."""
+    for one in run.instants:
+        if one.lengths is not None:
+            yield lengths_text(one, one.lengths, view)
+        if one.full_after:
+            yield f"'{one.name}' gathers on the GPU, which is full after about {one.full_after:,} batches."
 
 
 def lengths_text(one: InstantReport, lengths: LengthsInfo, view: View) -> str:

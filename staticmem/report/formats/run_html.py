@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from staticmem.report.formats import Format
-from staticmem.report.formats.run import RUNS_OUT, lengths_text, verdict_lines, with_status
+from staticmem.report.formats.run import RUNS_OUT, notes_of, verdict_lines, with_status
 from staticmem.report.html.curves import Line, curve
 from staticmem.report.html.page import data, esc, json_text, name, page, section, table
 from staticmem.report.html.sections import host_section
@@ -69,7 +69,7 @@ def _table(run: RunReport, view: View) -> str:
         cells.append((f'<strong class="short">{status}</strong>' if status == RUNS_OUT else status, status))
         rows.append([cell for cell, _ in cells])
         keys.append([key for _, key in cells])
-    many = "".join(f"<p>{esc(lengths_text(one, one.lengths, view))}</p>" for one in run.instants if one.lengths)
+    many = "".join(f"<p>{esc(note)}</p>" for note in notes_of(run, view))
     body = many + table(_HEADS, rows, id="rows", right=[0, *range(4, 11)], caption="Instants", keys=keys)
     return section("table", "Instants", f'<div class="cards">{body}</div>', "Choose a head to sort by it.")
 

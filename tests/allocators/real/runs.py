@@ -7,11 +7,14 @@ environment with a CUDA build of PyTorch (2.14.1 made the file that is here):
     tests/allocators/real/build.sh /tmp/stub
     STUB=/tmp/stub python tests/allocators/real/runs.py [COUNT]
 
-The result is tests/data/allocator/runs.gz.
+The result is tests/data/allocator/runs.gz. `--evaluations` makes evaluations.gz: evaluations that gather as
+transformers' Trainer does, in its own containers (transformers 5.24). `--filling` makes filling.gz: such evaluations
+until a small GPU is full.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import gzip
@@ -63,6 +66,48 @@ def random_plan(draw: random.Random) -> dict[str, Any]:
     return {"models": models, "instants": instants}
 
 
+def random_evaluations(draw: random.Random) -> dict[str, Any]:
+    """A plan of one model with one to three evaluations that gather, between steps."""
+    instants: list[dict[str, Any]] = []
+    step = {
+        "do": "step",
+        "model": "a",
+        "times": 2,
+        "optimizer": "adamw",
+        "batch": draw.randint(2, 16),
+        "resolution": 96,
+    }
+    for _ in range(draw.randint(1, 3)):
+        if draw.random() < 0.6:
+            instants.append(step)
+        keep = draw.choice(("outputs", "outputs", "predictions", "loss"))
+        one = {"do": "evaluate", "model": "a", "times": draw.randint(3, 14), "keep": keep}
+        one |= {"gather": draw.choice(("list", "concat")), "labels": keep != "loss" and draw.random() < 0.5}
+        one |= {"batch": draw.choice((4, 24, 96, 300, 700)), "resolution": draw.choice((32, 64))}
+        if draw.random() < 0.6:
+            one["accumulation_steps"] = draw.randint(1, 5)
+        instants.append(one)
+    if draw.random() < 0.5:
+        instants.append(step)
+    return {"models": {"a": draw.choice(NETWORKS[:2])}, "instants": instants}
+
+
+def random_filling(draw: random.Random) -> dict[str, Any]:
+    """A plan whose last evaluation gathers until a small GPU is full."""
+    evaluate = {"do": "evaluate", "model": "a", "times": 2000, "keep": "outputs", "labels": draw.random() < 0.5}
+    evaluate |= {"gather": draw.choice(("list", "concat")), "batch": draw.choice((200, 400, 700)), "resolution": 32}
+    step = {
+        "do": "step",
+        "model": "a",
+        "times": 2,
+        "optimizer": "adamw",
+        "batch": draw.randint(2, 16),
+        "resolution": 96,
+    }
+    instants = [*[step] * draw.randint(0, 1), evaluate]
+    return {"models": {"a": draw.choice(NETWORKS[:2])}, "instants": instants, "mib": draw.randint(500, 900)}
+
+
 class Process:
     """The variables of a process."""
 
@@ -75,6 +120,7 @@ class Process:
         self.asleep: set[str] = set()
         self.loops: dict[str, dict[str, Any]] = {}
         self.kept: list[Any] = []
+        self.batches = 0  # of the last evaluation that gathers
 
     def model(self, name: str) -> Any:
         if name not in self.models:
@@ -127,6 +173,45 @@ class Process:
                 elif one["gather"] == "concat":
                     kept[0] = torch.cat((kept[0], outputs))
 
+    def evaluate_as_trainer(self, one: dict[str, Any]) -> None:
+        """`Trainer.evaluation_loop`, where nothing but one process is. Labels come when they are gathered, and the loss
+        is a tensor of one element: the plan's evaluation computes none."""
+        containers = importlib.import_module("transformers.trainer_pt_utils")
+        torch, model, batch = self.torch, self.model(one["model"]).eval(), one["batch"]
+        losses_of, outputs_of, labels_of = (containers.EvalLoopContainer(one["gather"] == "concat") for _ in range(3))
+        x = torch.empty(batch, 3, one["resolution"], one["resolution"]).to("cuda")
+        losses = logits = labels = None
+        for step in range(one["times"]):
+            losses, logits = self._predict(model, x, one)
+            if losses is not None:
+                losses = losses.repeat(batch)
+                losses_of.add(losses)
+            if logits is not None:
+                if one["keep"] == "predictions":
+                    logits = logits.argmax(-1)
+                outputs_of.add(logits)
+            if one["labels"]:
+                labels = torch.zeros(batch, dtype=torch.int64, device="cuda")
+                labels_of.add(labels)
+            self.batches = step + 1
+            if "accumulation_steps" in one and (step + 1) % one["accumulation_steps"] == 0:
+                for container in (losses_of, outputs_of, labels_of):
+                    container.to_cpu_and_numpy()
+                del losses, logits, labels
+                losses = logits = labels = None
+                torch.cuda.empty_cache()
+        for container in (losses_of, outputs_of, labels_of):
+            container.get_arrays()
+
+    def _predict(self, model: Any, x: Any, one: dict[str, Any]) -> tuple[Any, Any]:
+        """`Trainer.prediction_step`."""
+        loss = None
+        with self.torch.no_grad():
+            outputs = model(x)
+            if one["labels"] or one["keep"] == "loss":
+                loss = self.torch.zeros((), device="cuda")
+        return (loss, None) if one["keep"] == "loss" else (loss, outputs)
+
     def save(self, one: dict[str, Any]) -> None:
         copies = [copy.deepcopy(self.model(one["model"]).state_dict())]
         if one["copies"] == "all":
@@ -168,12 +253,14 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     for plan in case["plans"]:
         process = Process(plan["models"])
         readings = []
+        torch.cuda.set_per_process_memory_fraction(plan["mib"] * 2**20 / TOTAL if "mib" in plan else 1.0)
         for one in plan["instants"]:
             torch.cuda.reset_peak_memory_stats()
-            getattr(process, one["do"])(one)
+            with contextlib.suppress(torch.OutOfMemoryError):
+                getattr(process, "evaluate_as_trainer" if "keep" in one else one["do"])(one)
             peaks = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
             readings.append([*peaks, torch.cuda.memory_allocated(), torch.cuda.memory_reserved()])
-        plans.append({**plan, "torch": torch.__version__, "readings": readings})
+        plans.append({**plan, "torch": torch.__version__, "readings": readings, "batches": process.batches})
         del process
         gc.collect()
         torch.cuda.empty_cache()
@@ -188,17 +275,20 @@ def main() -> None:
     sys.path.insert(0, str(HERE))
     from record import OUT, under_stub
 
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    kinds = {"runs": (random_plan, 300), "evaluations": (random_evaluations, 40), "filling": (random_filling, 12)}
+    name = next((name for name in kinds if f"--{name}" in sys.argv), "runs")
+    make, count = kinds[name]
+    count = next((int(word) for word in sys.argv[1:] if word.isdigit()), count)
     draw = random.Random(2026)
     rows: list[dict[str, Any]] = []
     while len(rows) < count:
-        plans = [random_plan(draw) for _ in range(min(50, count - len(rows)))]
+        plans = [make(draw) for _ in range(min(50, count - len(rows)))]
         sizes = {"STUB_TOTAL": str(TOTAL), "STUB_CAPACITY": str(TOTAL)}
         none = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
         rows += under_stub("runs.py", {"plans": plans}, PYTORCH_CUDA_ALLOC_CONF="", **sizes, **none)["plans"]
         print(f"{len(rows)} plans", flush=True)
     data = json.dumps(rows, separators=(",", ":")).encode()
-    with open(OUT / "runs.gz", "wb") as file:
+    with open(OUT / f"{name}.gz", "wb") as file:
         file.write(gzip.compress(data, mtime=0))
 
 
