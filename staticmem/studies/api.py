@@ -241,7 +241,8 @@ def fit(
         gpu: a card by name or size.
         global_batch: samples of a step of the optimizer over all devices. Without it and `batch` the largest is found.
         allow: changes of training that may be made: "precision", "optimizer", "adapters".
-        library: settings of "pytorch", "transformers", "accelerate" or "deepspeed" alone; without it all that apply.
+        library: settings of "pytorch", "transformers", "accelerate", "deepspeed", "llama-factory" or "axolotl" alone;
+            without it all that apply.
         OPTIONS
 
     Raises:

@@ -12,7 +12,6 @@ from math import prod
 
 from staticmem.devices.gpus import Gpu
 from staticmem.errors import UsageError
-from staticmem.ir.dtypes import HALVES
 from staticmem.ir.graph import Graph
 from staticmem.ir.module_spans import calls_of, selected
 from staticmem.parallel.blocks import repeated_blocks
@@ -24,7 +23,6 @@ from staticmem.report.settings.optimizers import WRITTEN
 from staticmem.report.verdict import with_article
 from staticmem.scenario.checkpointing import NO_CHECKPOINTS
 from staticmem.scenario.combinations import FIT, check
-from staticmem.scenario.precision import precision
 from staticmem.scenario.request import Request, as_flags, flags_of
 from staticmem.scenario.strategies import DATA_PARALLEL, DEEPSPEED, PYTORCH, STRATEGIES, facts_of, titles
 from staticmem.studies import Study
@@ -33,6 +31,9 @@ from staticmem.units import MIB, format_bytes
 
 # strategies that are tried on several devices where none is named: those of PyTorch
 SHARED = tuple([name for name in DATA_PARALLEL if STRATEGIES[name].library == PYTORCH])
+
+
+_OF_TRANSFORMERS = "transformers.models."  # begins the names of its classes of models
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,11 @@ def check_fit(study: Study, options: Options) -> None:
     if not study.scenario.training or request.optimizer is None:
         why = "Settings are those of a training step with an optimizer."
         raise UsageError("there is no training step to fit", why, "Name an optimizer: --optimizer adamw", "SM294")
+    asked = options.library
+    if asked is not None and LIBRARIES[asked].of_transformers and not _is_of_transformers(study.graph):
+        why = "No module of this one is a class of transformers.models."
+        hint = "Example: staticmem fit hf:Qwen/Qwen3-8B --optimizer adamw --gpu h100, or -f pytorch."
+        raise UsageError(f"{LIBRARIES[asked].title} trains models of transformers", why, hint, "SM295")
     if request.optimizer not in WRITTEN:
         why = "Which parameters it has, and which another optimizer, the author of the model decides."
         hint = "'staticmem levers' says what makes the step smaller."
@@ -132,8 +138,19 @@ def commands(study: Study, request: Request, card: Gpu, limit: int, config: bool
 def settings_of(study: Study, request: Request, card: Gpu, options: Options) -> tuple[Settings, ...]:
     """The settings of every library that can express a request, or of one alone."""
     chosen = [options.library] if options.library is not None else list(LIBRARIES)
-    able = [name for name in chosen if request.parallel in LIBRARIES[name].strategies]
+    is_of_transformers = _is_of_transformers(study.graph)
+    able = [
+        name
+        for name in chosen
+        if LIBRARIES[name].takes(LIBRARIES[name].as_run(request))
+        and (is_of_transformers or not LIBRARIES[name].of_transformers)
+    ]
     return tuple(_settings(study, request, card, name, options.config) for name in able)
+
+
+def _is_of_transformers(graph: Graph) -> bool:
+    """Whether modules of a model are classes of transformers."""
+    return any(frame.cls.startswith(_OF_TRANSFORMERS) for op in graph.ops for frame in op.modules)
 
 
 def _settings(study: Study, request: Request, card: Gpu, name: str, config: bool) -> Settings:
@@ -157,7 +174,15 @@ def _settings(study: Study, request: Request, card: Gpu, name: str, config: bool
         f"As a gate: {check}",
         *notes,
     )
-    run = Run(asked, heading, _sharded(graph, asked), checkpointed, len(report.model.inputs), _find_loss(graph, report))
+    run = Run(
+        request=asked,
+        heading=heading,
+        sharded=_sharded(graph, asked),
+        checkpointed=checkpointed,
+        inputs=len(report.model.inputs),
+        loss=_find_loss(graph, report),
+        length=_find_length(report),
+    )
     text = library.text(run)
     return Settings(
         name,
@@ -180,6 +205,12 @@ def _find_loss(graph: Graph, report: Report) -> str:
     if graph.recorded is not None and graph.recorded.loss:
         return OF_OUTPUTS
     return OF_THE_MODEL if report.model.outputs[0].shape == () else OF_TARGETS
+
+
+def _find_length(report: Report) -> int | None:
+    """The tokens of a sample: the second size of the first input of whole numbers that has two."""
+    tokens = [one.shape for one in report.model.inputs if one.dtype.startswith("int") and len(one.shape) == 2]
+    return tokens[0][1] if tokens else None
 
 
 def _checkpointed(graph: Graph, request: Request) -> Modules:
@@ -216,10 +247,10 @@ def _notes(name: str, library: Library, request: Request, report: Report, checkp
     unset = library.unset(request)
     if report.gpu is not None and report.gpu.fit != "fits":
         yield f"Not safe as this library runs the step ({report.gpu.fit}): fit -f {name} looks for a way that is."
-    if checkpointed.paths and library.title == "transformers":
+    if checkpointed.paths and library.preset == "hf-trainer":
         yield (
             f"Checkpoints are predicted around {len(checkpointed.paths)} modules ({checkpointed.cls or 'by path'}); "
-            "transformers puts them around the layers that its models mark."
+            f"{library.title} puts them around the layers that its models mark."
         )
     elif request.checkpoint and not checkpointed.paths and "--checkpoint" not in unset:
         unset = f"{as_flags({'checkpoint': request.checkpoint})} {unset}".rstrip()
@@ -233,10 +264,3 @@ def _notes(name: str, library: Library, request: Request, report: Report, checkp
     if library.title == "accelerate" and _is_of_deepspeed(request) and not request.clip_grad_norm:
         # a gradient_clipping of 0 is left out by `DeepSpeedPlugin` of accelerate/utils/dataclasses.py (1.15)
         yield "DeepSpeed clips gradients at 1, its default, which needs no memory; this file cannot turn it off."
-    half = precision("amp", request.amp)
-    if half in HALVES and library.title in ("transformers", "accelerate") and not _is_of_deepspeed(request):
-        size = sum(4 * prod(output.shape) for output in report.model.outputs if "float" in output.dtype)
-        yield (
-            f"Not predicted: accelerate copies the model's outputs to float32 under mixed precision "
-            f"(convert_outputs_to_fp32), which is {format_bytes(size)} at most."
-        )

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import staticmem
+from staticmem.errors import UsageError
 from staticmem.report.fit import Fit
 from staticmem.report.settings import LIBRARIES, Modules, Run
 from staticmem.report.settings.optimizers import WRITTEN, class_of, keywords, name_of_transformers
@@ -46,7 +47,7 @@ def run_of(options: dict[str, Any]) -> Run:
 
 CASES = [
     (name, case) for name in LIBRARIES for case, asked in REQUESTS.items()
-    if asked.get("parallel") in LIBRARIES[name].strategies
+    if LIBRARIES[name].takes(LIBRARIES[name].as_run(request_of(asked)))
 ]  # fmt: skip
 
 
@@ -61,7 +62,10 @@ def test_texts_are_read_back(name: str, case: str) -> None:
         compile(text, library.file, "exec")
         assert text.startswith("# figures of 'a b.pt2'\n")
     elif library.file.endswith(".yaml"):
-        assert yaml.safe_load(text)["num_processes"] == run.devices
+        config = yaml.safe_load(text)
+        assert config.get("num_processes", run.devices) == run.devices
+        sizes = {"micro_batch_size", "per_device_train_batch_size", "num_processes"}
+        assert sizes & config.keys()
     else:
         assert json.loads(text)["train_micro_batch_size_per_gpu"] == 8
 
@@ -93,6 +97,67 @@ def test_training_arguments() -> None:
     cast = arguments("zero1")  # DeepSpeed's fp16 section casts the model, and the trainer has to agree
     assert cast["fp16"]
     assert cast["deepspeed"]["fp16"] == {"enabled": True}
+
+
+ADAPTERS = {
+    "optimizer": "adamw",
+    "amp": "bf16",
+    "accumulate": 4,
+    "lora": "r=16,alpha=32,targets=q_proj+v_proj,save=head",
+}
+QUANTISED = {"optimizer": "paged-adamw-8bit", "dtype": "bf16", "quantize": "nf4-dq", "lora": "r=8,targets=all-linear"}
+
+
+def told(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What a library is told of a step, as it runs it."""
+    library = LIBRARIES[name]
+    request = library.as_run(request_of(options))
+    assert library.takes(request)
+    run = replace(run_of(options), request=replace(request, batch=8), length=512)
+    config: dict[str, Any] = yaml.safe_load(library.text(run))
+    return config
+
+
+def test_llama_factory() -> None:
+    """The names are those of 0.9.5, where checkpoints are on unless they are disabled."""
+    adapters = told("llama-factory", ADAPTERS)
+    assert (adapters["finetuning_type"], adapters["lora_target"], adapters["additional_target"]) == (
+        "lora",
+        "q_proj,v_proj",
+        "head",
+    )
+    assert (adapters["bf16"], adapters["cutoff_len"], adapters["disable_gradient_checkpointing"]) == (True, 512, True)
+    assert "pure_bf16" not in adapters
+    quantised = told("llama-factory", QUANTISED)
+    assert (quantised["quantization_bit"], quantised["quantization_type"], quantised["double_quantization"]) == (
+        4,
+        "nf4",
+        True,
+    )
+    assert quantised["optim"] == "paged_adamw_8bit"
+    assert told("llama-factory", {"optimizer": "adamw", "dtype": "bf16"})["pure_bf16"]
+    whole = told("llama-factory", {"optimizer": "adamw", "amp": "bf16", "checkpoint": "Block"})
+    assert (whole["finetuning_type"], whole["bf16"], whole["use_reentrant_gc"]) == ("full", True, False)
+    assert told("llama-factory", REQUESTS["zero3"])["deepspeed"]["zero_optimization"]["stage"] == 3
+
+
+def test_axolotl() -> None:
+    """The names are those of 0.18. With `bf16` the model is loaded in it too, so that this is what is predicted."""
+    library = LIBRARIES["axolotl"]
+    assert library.as_run(request_of(ADAPTERS)).dtype == "bf16"
+    adapters = told("axolotl", ADAPTERS)
+    assert (adapters["adapter"], adapters["lora_target_modules"]) == ("lora", ["q_proj", "v_proj"])
+    assert (adapters["bf16"], adapters["micro_batch_size"], adapters["sequence_len"]) == (True, 8, 512)
+    sharded = told("axolotl", REQUESTS["fsdp"])
+    assert (sharded["fsdp_version"], sharded["fsdp_config"]["transformer_layer_cls_to_wrap"]) == (2, "B")
+    assert (sharded["fsdp_config"]["activation_checkpointing"], sharded["gradient_checkpointing"]) == (True, False)
+    for one in ({"optimizer": "adamw", "amp": "bf16"}, REQUESTS["plain"], {**ADAPTERS, "amp": "fp16"}):
+        assert not library.takes(library.as_run(request_of(one))), "embeddings in float32, or no name of an optimizer"
+
+
+def test_settings_of_transformers_need_a_model_of_it() -> None:
+    with pytest.raises(UsageError, match="axolotl trains models of transformers"):
+        staticmem.fit(BLOCKS, "l4", optimizer="adamw", batch=4, library="axolotl")
 
 
 def test_no_default_of_a_library_is_changed_unsaid() -> None:
@@ -242,7 +307,9 @@ def test_notes_say_what_is_not_set() -> None:
     assert "--freeze embedding" in notes["transformers"]
     assert "--optimizer adamw" in notes["accelerate"]
     assert "--optimizer" not in notes["transformers"]
-    assert "float32" in notes["transformers"], "accelerate copies outputs"
+    commands = {one.library: one.analyze for one in result.settings}
+    assert "--float32-outputs" in commands["transformers"], "accelerate copies outputs"
+    assert "--float32-outputs" not in commands["pytorch"]
     for one in result.settings:
         assert all(note in one.text for note in one.notes)
     zero = staticmem.fit(BLOCKS, "l4", optimizer="adamw", batch=4, devices=2, parallel="zero2", library="deepspeed")

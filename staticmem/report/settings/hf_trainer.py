@@ -25,7 +25,7 @@ _NO_CLIPPING = (
 def write(run: Run) -> str:
     """The text of a module."""
     request = run.request
-    arguments = _arguments(run)
+    arguments = arguments_of(run)
     name = name_of_transformers(request)
     imports = ["from transformers import TrainingArguments"]
     after = []
@@ -51,7 +51,7 @@ def write(run: Run) -> str:
     return "\n".join([*lines, "args = TrainingArguments(", *rows, ")", *after]) + "\n"
 
 
-def _arguments(run: Run) -> dict[str, object]:
+def arguments_of(run: Run) -> dict[str, object]:
     """The arguments that decide memory."""
     request = run.request
     arguments: dict[str, object] = {
