@@ -21,6 +21,7 @@ from staticmem.scenario.request import OPTIONS, Request, as_flags
 from staticmem.scenario.strategies import DATA_PARALLEL, DEEPSPEED, PYTORCH, STRATEGIES, StrategyFacts, facts_of
 
 _OF_PYTORCH = tuple([name for name in DATA_PARALLEL if STRATEGIES[name].library == PYTORCH])
+_WHOLE = tuple([name for name in _OF_PYTORCH if STRATEGIES[name].keeps_whole])
 _OF_DEEPSPEED = tuple([name for name in DATA_PARALLEL if STRATEGIES[name].library == DEEPSPEED])
 OF_ADAPTERS, OF_ALL = "of adapters", "of all"  # which models are loaded in bfloat16: those below adapters, or all
 OF_TARGETS, OF_OUTPUTS, OF_THE_MODEL = "of targets", "of outputs", "of the model"  # what gives the loss
@@ -182,7 +183,7 @@ LIBRARIES: dict[str, Library] = {
         "DeepSpeed", "deepspeed_json", "deepspeed.json", _OF_DEEPSPEED, (_SHARED - LOOP) | {"dtype", "clip_grad_norm"}
     ),
     "llama-factory": Library(
-        "LLaMA-Factory", "llama_factory_yaml", "llama_factory.yaml", (None, "ddp", *_OF_DEEPSPEED),
+        "LLaMA-Factory", "llama_factory_yaml", "llama_factory.yaml", (None, *_WHOLE, *_OF_DEEPSPEED),
         _TRAINER | {"dtype", "quantize"}, "hf-trainer", of_transformers=True, halves=OF_ADAPTERS, by_patterns=False,
     ),
     "axolotl": Library(
