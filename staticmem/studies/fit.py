@@ -26,7 +26,7 @@ from staticmem.scenario.request import Request, flags_of
 from staticmem.scenario.strategies import STRATEGIES, facts_of
 from staticmem.studies import Study, without_cycle_search
 from staticmem.studies.bench import Bench
-from staticmem.studies.fit_settings import Options, check_fit, commands, settings_of, strategies_of
+from staticmem.studies.fit_settings import Options, check_fit, commands, replicas_of, settings_of, strategies_of
 from staticmem.studies.largest import LargestBatches
 from staticmem.studies.let_go import worth_letting_go
 from staticmem.studies.levers import (
@@ -71,7 +71,7 @@ class _Search:
         self.devices = study.request.devices or 1
         check_fit(study, options)
         self.strategies = strategies_of(study.request, options.library)
-        blank: dict[str, Any] = {"gpu": None, "preset": None, "parallel": None, "devices": None}
+        blank: dict[str, Any] = {"gpu": None, "preset": None, "parallel": None, "devices": None, "replicas": None}
         asked = replace(study.request, **blank)
         self.bench = Bench(study.ask(asked))
         if options.library is not None:
@@ -168,12 +168,14 @@ class _Search:
             if strategy is None:
                 yield change
                 continue
-            options = {"parallel": strategy, "devices": self.devices}
-            if STRATEGIES[strategy].keeps_whole or self.study.request.parallel == strategy:
-                yield replace(change, options={**change.options, **options})
-            else:
-                does = f"{STRATEGIES[strategy].title} over {self.devices} devices"
-                yield change.and_then(options, does, SAME)
+            for replicas in replicas_of(self.study.request, strategy, self.options.library):
+                options = {"parallel": strategy, "devices": self.devices, "replicas": replicas}
+                if STRATEGIES[strategy].keeps_whole or self.study.request.parallel == strategy:
+                    yield replace(change, options={**change.options, **options})
+                else:
+                    does = f"{STRATEGIES[strategy].title} over {self.devices} devices"
+                    does += f" in {replicas} groups that have the whole model each" if replicas is not None else ""
+                    yield change.and_then(options, does, SAME)
 
     # -- micro-batches -------------------------------------------------------------------------------------------
 
@@ -290,7 +292,8 @@ class _Search:
         by_policy = strategy is not None and strategy.shards_modules and half is not None
         # FSDP2's policy gathers in 16 bit and sums in float32 (`parallel.strategies.fsdp.REDUCE`)
         reduced = 4 * parameters.trainable_count if by_policy else updated
-        return sent_bytes(request.parallel, self.devices, parameters.bytes, reduced, updated, request.accumulate)
+        sizes = parameters.bytes, reduced, updated
+        return sent_bytes(request.parallel, self.devices, *sizes, request.accumulate, request.replicas or 1)
 
     # -- nothing fits --------------------------------------------------------------------------------------------
 

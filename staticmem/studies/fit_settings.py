@@ -67,8 +67,8 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
     if request.context_parallel is not None:
         instead = "or ask 'staticmem size --max-dim' for the longest sequence"
         raise _uncovered("context parallelism", "context-parallel", instead)
-    if request.replicas is not None:
-        raise _uncovered("hybrid sharding", "replicas", "or ask 'staticmem analyze' for each number of them")
+    if request.replicas is not None and library is not None and not LIBRARIES[library].takes_replicas:
+        raise _uncovered(f"hybrid sharding in {LIBRARIES[library].title}", "replicas", "or leave -f out")
     if request.parallel is not None and request.parallel not in DATA_PARALLEL:
         why = f"Settings are written for {titles(DATA_PARALLEL)}."
         raise UsageError(
@@ -96,6 +96,17 @@ def strategies_of(request: Request, library: str | None) -> tuple[str | None, ..
             "SM295",
         )
     return tried
+
+
+def replicas_of(request: Request, strategy: str, library: str | None) -> tuple[int | None, ...]:
+    """Groups of the devices that have the whole model each, those that communicate least first; None: one group. They
+    are tried where no strategy is named."""
+    devices = request.devices or 1
+    takes = STRATEGIES[strategy].shards_modules and (library is None or LIBRARIES[library].takes_replicas)
+    if request.parallel is not None or not takes:
+        return (request.replicas,)
+    halves = [devices >> times for times in range(1, devices.bit_length())]
+    return (*[count for count in halves if count > 1 and devices % count == 0], None)
 
 
 def _uncovered(what: str, flag: str, instead: str) -> UsageError:

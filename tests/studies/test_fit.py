@@ -20,7 +20,9 @@ from staticmem.report.formats.fit import answer
 from staticmem.report.json import to_json
 from staticmem.report.schema import dumps, schema
 from staticmem.report.sweep import NUMERICS, TRAINING
+from staticmem.scenario.request import request_of
 from staticmem.scenario.strategies import STRATEGIES
+from staticmem.studies.fit_settings import replicas_of
 
 ROOT = Path(__file__).parents[2]
 MODELS, BLOCKS = ROOT / "models", ROOT / "tests" / "data" / "graphs" / "mlp_blocks.pt2"
@@ -45,6 +47,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("resnet18.onnx", "3GiB", {"optimizer": "sgd", "momentum": 0.9, "batch": 32, "accumulate": 2}),
     ("mobilenet_v2.pt2", "4GiB", {"preset": "hf-trainer"}),
     ("vgg16.pt2", "l4", {"optimizer": "adamw", "batch": 64, "devices": 4, "parallel": "fsdp"}),
+    ("vgg16.pt2", "l4", {"optimizer": "adamw", "batch": 8, "devices": 4, "parallel": "fsdp", "replicas": 2}),
     ("seed.pt2", "t4", {"optimizer": "adam", "batch": 4, "amp": "fp16", "grad_scaler": True}),
     ("blocks", "4GiB", {"optimizer": "adamw", "batch": 8, "accumulate": 2, "devices": 4, "parallel": "ddp"}),
     ("blocks", "l4", {"optimizer": "adamw", "global_batch": 16, "devices": 4, "parallel": "zero3", "amp": "bf16"}),
@@ -159,6 +162,26 @@ def test_sharding_and_strategies() -> None:
     sharded = blocks_on("l4", parallel="fsdp", **asked)
     parameters = staticmem.analyze(BLOCKS, optimizer="adamw").parameters.bytes
     assert sharded.cost.sent_bytes == round(0.75 * 3 * parameters)
+
+
+def test_groups_that_have_the_whole_model_each() -> None:
+    """Those of fewest shards first, and all shards last; a library whose file cannot say so is not asked for it."""
+    several = request_of({"devices": 24})
+    assert replicas_of(several, "fsdp", None) == (12, 6, 3, None)
+    assert replicas_of(several, "ddp", None) == replicas_of(several, "fsdp", "transformers") == (None,)
+    assert replicas_of(request_of({"devices": 8, "parallel": "fsdp", "replicas": 2}), "fsdp", None) == (2,)
+    asked: dict[str, Any] = {"global_batch": 32, "devices": 4, "parallel": "fsdp", "replicas": 2}
+    result = blocks_on("l4", **asked)
+    assert "--replicas 2" in result.way.flags
+    text = result.settings[0].text
+    assert 'mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))' in text
+    assert text.count(", mesh=mesh)") == 2  # of blocks, and of the model
+    compile(text, "train_step.py", "exec")
+    assert any("--replicas 2" in note for note in result.settings[1].notes)
+    parameters = staticmem.analyze(BLOCKS, optimizer="adamw").parameters.bytes
+    assert result.cost.sent_bytes == round(0.5 * 3 * parameters + 2 * 0.5 * parameters / 2)
+    with pytest.raises(UsageError, match="hybrid sharding in transformers"):
+        blocks_on("l4", library="transformers", **asked)
 
 
 def test_bytes_that_a_rank_sends_by_hand() -> None:

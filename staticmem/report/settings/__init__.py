@@ -104,6 +104,11 @@ class Library:
     only_halves: bool = False
     by_patterns: bool = True
 
+    @property
+    def takes_replicas(self) -> bool:
+        """Whether its text says that groups of devices have the whole model each."""
+        return "replicas" in self.sets
+
     def text(self, run: Run) -> str:
         """The settings as the text of a file, with a final newline."""
         write: Callable[[Run], str] = import_module(f"{__name__}.{self.module}").write
@@ -169,7 +174,7 @@ _OF_THE_ANALYSIS = frozenset(
 
 LIBRARIES: dict[str, Library] = {
     "pytorch": Library(
-        "PyTorch", "pytorch", "train_step.py", (None, *_OF_PYTORCH), _TRAINER | {"dtype", "channels_last"},
+        "PyTorch", "pytorch", "train_step.py", (None, *_OF_PYTORCH), _TRAINER | {"dtype", "channels_last", "replicas"},
         lets_go=frozenset({BATCH_OF_LOOP, LOSS_OF_LOOP}),
     ),
     "transformers": Library(

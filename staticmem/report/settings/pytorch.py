@@ -89,6 +89,8 @@ def _imports(run: Run) -> list[str]:
     if request.lora:
         others.add("peft")
     lines = [f"import {name}" for name in sorted(others)]
+    if (request.replicas or 1) > 1:
+        lines.append("from torch.distributed.device_mesh import init_device_mesh")
     if run.strategy.shards_modules:
         names = "MixedPrecisionPolicy, fully_shard" if run.half is not None else "fully_shard"
         lines.append(f"from torch.distributed.fsdp import {names}")
@@ -141,10 +143,14 @@ def _shared(run: Run) -> Iterator[str]:
         yield "model = DistributedDataParallel(model, device_ids=[rank])"
     if not run.strategy.shards_modules:
         return
-    policy = ""
+    policy, replicas = "", run.request.replicas or 1
     if run.half is not None:
         yield f"policy = MixedPrecisionPolicy(param_dtype={dtype_text(run.half)}, reduce_dtype=torch.float32)"
         policy = ", mp_policy=policy"
+    if replicas > 1:
+        sizes = f"({replicas}, {run.devices // replicas})"
+        yield f'mesh = init_device_mesh("cuda", {sizes}, mesh_dim_names=("replicate", "shard"))'
+        policy += ", mesh=mesh"
     if run.sharded.paths:
         yield "for block in sharded:"
         yield f"{_INDENT}fully_shard(block{policy})"
