@@ -21,6 +21,7 @@ EXAMPLES = """\
 examples:
   staticmem plan                        the staticmem.yaml of this repository
   staticmem plan run.yaml --gpu l4
+  staticmem plan run.yaml --gpu l4 --max-budget
   staticmem plan run.yaml -o run.html
 """
 
@@ -30,6 +31,8 @@ def add_plan(verbs: Any) -> None:
     parser = add_verb(verbs, "plan", plan, about, PLAN, EXAMPLES)
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="a .yaml config with a plan")
     parser.add_argument("--gpu", metavar="NAME|SIZE", help="a GPU by name or size, over the first of the config's")
+    about = "find the largest token budget, or batch, of its lengths with which the run fits"
+    parser.add_argument("--max-budget", action="store_true", help=about)
     add_output(parser, FORMATS)
 
 
@@ -41,6 +44,6 @@ def plan(args: argparse.Namespace) -> int:
 
     config = settings(args.config, search=args.config is None)
     with Progress("instants", args.quiet, "reading models and running their steps") as bar:
-        report = study_of_config(config, args.gpu, bar.update).report()
+        report = study_of_config(config, args.gpu, bar.update).report(args.max_budget)
     emit(report, chosen, args)
     return 1 if report.gpu is not None and report.gpu.fit in ("does not fit", "cannot run it") else 0

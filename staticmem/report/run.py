@@ -42,6 +42,27 @@ class LengthsInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class LargestLengths:
+    """The largest size of batches of many lengths with which a run fits with its whole band: `of` is `tokens`, a
+    budget, or `batch`; 0: the least does not fit. `fails_at` is the least larger one that was tried and does not.
+
+    With it the longest batch is `worst_batch` x `worst_length`, which a run meets with the probability `worst_chance`,
+    and the run needs at most `device_high_bytes`. `seed` is of the order of samples, `replays` how many sizes were
+    tried.
+    """
+
+    of: str
+    size: int
+    fails_at: int
+    replays: int
+    device_high_bytes: int
+    worst_batch: int
+    worst_length: int
+    worst_chance: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class InstantReport:
     """One instant of a run. `does` is its word in the plan, `times` how many steps or batches it has.
 
@@ -88,7 +109,7 @@ class RunReport(Shown):
     instant and the bytes of allocated and of reserved memory, context apart (`context_bytes`), the peaks since the
     point before. `cause`: the instant that runs out, or needs the most, ran before with less; this one, between the
     two, took the most since. `retries` is how often the allocator gave cached memory back to have enough,
-    `returned_bytes` how much.
+    `returned_bytes` how much. `largest` is there where it was asked for.
     """
 
     kind: ClassVar[str] = "run"
@@ -112,3 +133,4 @@ class RunReport(Shown):
     returned_bytes: int = 0
     host: HostInfo | None = None
     cause: str = ""
+    largest: LargestLengths | None = None

@@ -29,13 +29,13 @@ from staticmem.devices.architectures import RUNS, Standing
 from staticmem.devices.host import IN_STEP, LOADING, SAVING
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.devices.meters import Device, capacity_of, replay_on, standing_on, sum_slack_of_caches, usable_on
-from staticmem.devices.sizing import Fit, Verdict, verdict
+from staticmem.devices.sizing import TIGHT, Fit, Verdict, verdict
 from staticmem.documents import of_plain
 from staticmem.errors import UsageError
 from staticmem.frontends.architectures import model_name
 from staticmem.report.model import METERS
 from staticmem.report.model import Band as BandInfo
-from staticmem.report.run import SCHEMA, InstantReport, LengthsInfo, RunChange, RunReport
+from staticmem.report.run import SCHEMA, InstantReport, LargestLengths, LengthsInfo, RunChange, RunReport
 from staticmem.report.sweep import SCHEMA as SWEEP_SCHEMA
 from staticmem.report.sweep import CardFit, Check, Sweep, SweepRow
 from staticmem.report.verdict import with_article
@@ -45,6 +45,7 @@ from staticmem.studies.budgets import check
 from staticmem.studies.device import DEFAULT_GPU, device_of, gpu_fit
 from staticmem.studies.gathering import Batches, batches_until_full, fills
 from staticmem.studies.host import host_of_instants
+from staticmem.studies.largest_lengths import Replayed, find_largest
 from staticmem.studies.lengths import AT_WORST, Lengths, Shape, ShapedBuilders
 from staticmem.studies.study import Study, key_of
 from staticmem.units import Band
@@ -215,8 +216,12 @@ class PlanStudy:
     # -- the report ----------------------------------------------------------------------------------------------
 
     @without_cycle_search()
-    def report(self) -> RunReport:
-        """The meters of every instant, the verdict, and what makes it fit."""
+    def report(self, finds_largest: bool = False) -> RunReport:
+        """The meters of every instant, the verdict, and what makes it fit; if asked, the largest budget of lengths.
+
+        Raises:
+            UsageError: that is asked for without a card, or without lengths.
+        """
         played = self.play(self.plan.instants)
         meters = _Meters(self, played, self.device)
         outcome = meters.verdict
@@ -226,7 +231,7 @@ class PlanStudy:
         paths = dict.fromkeys(model_name(source.path) for source in self.plan.models.values())
         card = self.device.gpu
         peak = max(meters.instants, key=lambda one: one.device_bytes)
-        return RunReport(
+        report = RunReport(
             schema=SCHEMA,
             models=tuple(paths),
             card=card.name,
@@ -247,6 +252,24 @@ class PlanStudy:
             host=host_of_instants(list(self._on_host())),
             cause="" if meters.cause is None else meters.instants[meters.cause].name,
         )
+        return replace(report, largest=self._largest()) if finds_largest else report
+
+    def _largest(self) -> LargestLengths:
+        """The largest budget of batches of many lengths."""
+        if not self.device.bounded:
+            why = "What fits is a matter of the memory of a card."
+            raise UsageError("the largest budget of no GPU", why, "Add --gpu NAME, or `gpus: [NAME]`.", "SM449")
+        limit = int(TIGHT * usable_on(self.device))
+
+        def replay(instants: Sequence[Instant], number: int) -> Replayed:
+            self._studies.clear()  # those of other sizes
+            self._drawn.clear()
+            meters = _Meters(self, self.play(instants), self.device)
+            lengths = meters.instants[number].lengths
+            assert lengths is not None
+            return Replayed(meters.verdict.fit is Fit.FITS, meters.verdict.needed.high, limit, lengths)
+
+        return find_largest(self.plan.instants, replay)
 
     def _filled(self, meters: _Meters) -> Iterator[InstantReport]:
         """The instants, with after how many batches of those that gather the card is full."""
@@ -628,12 +651,15 @@ class _Meters:
                 yield (number, *self.nominal.between(start, end))
 
 
-def plan(source: str | os.PathLike[str] | Mapping[str, Any], gpu: str | None = None) -> RunReport:
+def plan(
+    source: str | os.PathLike[str] | Mapping[str, Any], gpu: str | None = None, max_budget: bool = False
+) -> RunReport:
     """The memory of a run of several instants in one process.
 
     Args:
         source: a config with `plan:`, as a path or as the mapping that its YAML would be.
         gpu: a card by name or size; without it the first of the config's `gpus`.
+        max_budget: also the largest token budget, or batch, of the first instant with `lengths`.
 
     Raises:
         StaticmemError: the config has no plan, or a step of it cannot be analysed.
@@ -642,7 +668,7 @@ def plan(source: str | os.PathLike[str] | Mapping[str, Any], gpu: str | None = N
         config = of_node(of_plain(dict(source), "plan()", ""), "")
     else:
         config = read(os.fspath(source))
-    return study_of_config(config, gpu).report()
+    return study_of_config(config, gpu).report(max_budget)
 
 
 def study_of_config(config: Config, gpu: str | None, progress: Callable[[int, int], None] | None = None) -> PlanStudy:

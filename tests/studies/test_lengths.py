@@ -16,8 +16,10 @@ from staticmem.config.config import of_node
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.documents import of_plain
 from staticmem.errors import StaticmemError, UsageError
+from staticmem.report.run import LengthsInfo, RunReport
 from staticmem.studies import Request, Study
 from staticmem.studies import plan as plans
+from staticmem.studies.largest_lengths import Replayed, search
 from staticmem.studies.lengths import Lengths, Shape, ShapedBuilders
 from staticmem.studies.plan import study_of_config
 
@@ -209,3 +211,63 @@ def test_an_unknown_dimension_is_an_error() -> None:
     with pytest.raises(StaticmemError) as caught:
         staticmem.plan(config)
     assert caught.value.code == "SM111"
+
+
+@pytest.mark.parametrize("first", [1, 500, 100_000])
+def test_the_search_for_a_size_takes_few_replays(first: int) -> None:
+    """Memory of 300 + 7 bytes for each of a size: 1,385 are within 10,000."""
+    info = LengthsInfo("seq", 1, 1, 1, 1, 1, False, 0, 1, 1)
+    tried = search(lambda size: Replayed(300 + 7 * size <= 10_000, 300 + 7 * size, 10_000, info), first, 1 << 24)
+    assert max(size for size, one in tried.items() if one.fits) == 1385
+    assert min(size for size, one in tried.items() if not one.fits) == 1386
+    assert len(tried) <= 8
+    none = search(lambda size: Replayed(False, 20_000 + size, 10_000, info), first, 100)
+    assert not any(one.fits for one in none.values())
+    assert min(none) == 1
+
+
+BUDGETS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"batch": 4}, {}),
+    ({}, {"rule": "tokens", "tokens": 2048, "seed": 3}),
+]
+
+
+@pytest.mark.parametrize(("options", "rule"), BUDGETS, ids=["batch", "tokens"])
+def test_the_largest_budget_is_the_one_with_which_the_run_fits(
+    options: dict[str, Any], rule: dict[str, Any], tmp_path: Path
+) -> None:
+    lengths = {"dim": "seq", "source": "normal(400, 200)", "most": 1024, **rule}
+    model = attention(tmp_path / "attention.onnx")
+
+    def run_at(size: int) -> RunReport:
+        sized = {**options, "batch": size} if options else options
+        of = {**lengths, "tokens": size} if rule else lengths
+        step = {"optimizer": "adam", "times": 60, **sized, "lengths": of}
+        return staticmem.plan({"version": 1, "model": model, "plan": {"instants": [{"step": step}]}}, "2GiB")
+
+    step = {"optimizer": "adam", "times": 60, **options, "lengths": lengths}
+    node = {"version": 1, "model": model, "plan": {"instants": [{"step": step}]}}
+    report = staticmem.plan(node, gpu="2GiB", max_budget=True)
+    largest = report.largest
+    assert largest is not None
+    assert f"that fits is {largest.size:,}" in str(report)
+    at_it, above = run_at(largest.size), run_at(largest.fails_at)
+    assert at_it.gpu is not None
+    assert above.gpu is not None
+    assert (at_it.gpu.fit, at_it.device.high) == ("fits", largest.device_high_bytes)
+    assert above.gpu.fit != "fits"
+    info = at_it.instants[0].lengths
+    assert info is not None
+    assert (info.worst_batch, info.worst_chance) == (largest.worst_batch, largest.worst_chance)
+    assert largest.fails_at - largest.size <= max(1, largest.size // 100)
+    assert largest.seed == rule.get("seed", 0)
+
+
+def test_a_budget_is_that_of_a_gpu_and_of_lengths(tmp_path: Path) -> None:
+    step = {"optimizer": "adam", "batch": 2, "lengths": {"dim": "seq", "source": "uniform(20, 99)"}}
+    config = {"version": 1, "model": attention(tmp_path / "attention.onnx"), "plan": {"instants": [{"step": step}]}}
+    plain = {**config, "plan": {"instants": [{"step": {"optimizer": "adam", "batch": 2, "dims": {"seq": 9}}}]}}
+    for wrong, gpu in ((config, None), (plain, "l4")):
+        with pytest.raises(UsageError) as caught:
+            staticmem.plan(wrong, gpu=gpu, max_budget=True)
+        assert caught.value.code == "SM449"

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from staticmem.report.formats import Format, csv_format
 from staticmem.report.markdown import escape, table
-from staticmem.report.run import InstantReport, LengthsInfo, RunReport
+from staticmem.report.run import InstantReport, LargestLengths, LengthsInfo, RunReport
 from staticmem.report.text import PLAIN, Text, View, columns
 from staticmem.report.verdict import fit_lines, host_lines, plural, returned_text, with_article, worst_case
 
@@ -72,6 +72,20 @@ def notes_of(run: RunReport, view: View) -> Iterator[str]:
             yield lengths_text(one, one.lengths, view)
         if one.full_after:
             yield f"'{one.name}' gathers on the GPU, which is full after about {one.full_after:,} batches."
+    if run.largest is not None:
+        yield largest_text(run.largest, view)
+
+
+def largest_text(largest: LargestLengths, view: View) -> str:
+    """The largest token budget, or batch, and what is the worst with it."""
+    of = "token budget" if largest.of == "tokens" else largest.of
+    if not largest.size:
+        return f"Not even a {of} of {largest.fails_at:,} fits."
+    fails = f", and {largest.fails_at:,} does not" if largest.fails_at else ""
+    worst = f"The longest batch is {largest.worst_batch:,} x {largest.worst_length:,}, and the run meets a sample as"
+    worst += f" long with a probability of {100 * largest.worst_chance:.3g} % (seed {largest.seed})."
+    most = view.size(largest.device_high_bytes)
+    return f"The largest {of} that fits is {largest.size:,}, with at most {most}{fails}. {worst}"
 
 
 def lengths_text(one: InstantReport, lengths: LengthsInfo, view: View) -> str:
