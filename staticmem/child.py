@@ -16,7 +16,7 @@ import subprocess  # the child is this package's own module, without a shell
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from staticmem.errors import StaticmemError
@@ -42,6 +42,9 @@ class Failure:
         facts = {"allowed": "", **facts, "message": " ".join(message.split())[:400].rstrip(".")}
         return RunError(self.what.format(**facts), self.why.format(**facts), self.hint, code=self.code)
 
+
+# Exit codes of a process that was told to end, which says nothing of the model
+_STOPPED = tuple(-getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
 
 # By what the child says of itself; "timeout" and "crash" are the parent's, "run" stands for every other kind.
 Failures = Mapping[str, Failure]
@@ -91,7 +94,10 @@ def crashed(code: int, errors: str, failures: Failures, **facts: str) -> RunErro
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     except ValueError:
         how = f"exit code {code}"
-    return failures["crash"].error(f"{how}: {last or 'it said nothing'}", **facts)
+    failure = failures["crash"]
+    if code in _STOPPED:
+        failure = replace(failure, hint="Another process or a person stopped it: run the command again.")
+    return failure.error(f"{how}: {last or 'it said nothing'}", **facts)
 
 
 def start(

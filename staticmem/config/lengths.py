@@ -58,6 +58,10 @@ def _read(path: str, column: str) -> list[int]:
     """
     try:
         text = files.read(path, MOST_BYTES).decode("utf-8-sig")
+    except FileNotFoundError as error:
+        why = "Distributions are normal(mean, deviation), lognormal(mu, sigma) and uniform(least, most)."
+        hint = "Example: normal(512, 128), or the path of a file."
+        raise UsageError(f"'{path}' is neither a distribution nor a file", why, hint, "SM443") from error
     except (OSError, UnicodeDecodeError) as error:
         what, why = f"{path}: lengths cannot be read", f"{getattr(error, 'strerror', None) or error}."
         raise UsageError(what, why, "It is a distribution such as normal(512, 128), or a file.", "SM443") from error

@@ -56,6 +56,9 @@ def create_model(name, pretrained, **more):
     if name == "crash":
         import os
         os._exit(3)
+    if name == "ended":
+        import os
+        os.kill(os.getpid(), 15)
     if name == "huge":
         return Net(1 << 44)
     return Net(16)
@@ -124,13 +127,18 @@ def test_an_export_has_the_recording_beside_the_graph(tmp_path: Path, capsys: py
 @pytest.mark.usefixtures("package")
 @pytest.mark.parametrize(
     ("name", "code", "words"),
-    [("absent", "SM145", "no such model"), ("huge", "SM147", "parameters"), ("crash", "SM148", "exit code 3")],
+    [
+        ("absent", "SM145", "no such model"),
+        ("huge", "SM147", "parameters"),
+        ("crash", "SM148", "exit code 3"),
+        ("ended", "SM148", "run the command again"),
+    ],
 )
 def test_what_cannot_be_built(name: str, code: str, words: str) -> None:
     with pytest.raises(StaticmemError, match=r"\w") as error:
         staticmem.analyze(f"timm:{name}")
     assert error.value.code == code
-    assert words in f"{error.value.what} {error.value.why}"
+    assert words in f"{error.value.what} {error.value.why} {error.value.hint}"
     assert error.value.hint
 
 
