@@ -97,7 +97,7 @@ def test_files_without_lengths_are_errors(name: str, tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_neither_says_what_there_is() -> None:
-    with pytest.raises(UsageError, match="'normal.5' is neither a distribution nor a file") as caught:
+    with pytest.raises(UsageError, match=r"'normal.5' is neither a distribution nor a file") as caught:
         Lengths("normal(5", most=9).shapes(1, 1)
     assert "normal(mean, deviation)" in caught.value.why
 
