@@ -34,7 +34,7 @@ from staticmem.scenario.compiling import WHOLE
 from staticmem.units import format_count
 
 _BAR = 24  # columns
-_MOST_OUTPUTS = 8  # in the heading: a decoder that keeps keys and values has two for each of its layers
+_MOST_TENSORS = 8  # in the heading: a decoder that keeps keys and values has two for each of its layers
 OUTSIDE, OTHERS = "(outside of modules)", "(others)"
 _COLOURS = {
     "parameter": "blue",
@@ -99,11 +99,11 @@ def _model(text: Text, report: Report) -> None:
     step = step_name(report)
     text.heading(f"{step[:1].upper()}{step[1:]}")
     rows = [("file", f"{model.path} ({model.format}, {model.producer})")]
-    rows += [(f"input {spec.name}", shape_text(spec.dtype, spec.shape)) for spec in model.inputs]
-    shown = len(model.outputs) if text.view.verbose else _MOST_OUTPUTS
-    rows += [(f"output {spec.name}", shape_text(spec.dtype, spec.shape)) for spec in model.outputs[:shown]]
-    if model.outputs[shown:]:
-        rows.append(("outputs", f"and {len(model.outputs[shown:])} more (-v has them all)"))
+    for word, specs in (("input", model.inputs), ("output", model.outputs)):
+        shown = len(specs) if text.view.verbose else _MOST_TENSORS
+        rows += [(f"{word} {spec.name}", shape_text(spec.dtype, spec.shape)) for spec in specs[:shown]]
+        if specs[shown:]:
+            rows.append((f"{word}s", f"and {len(specs[shown:])} more (-v has them all)"))
     line = f"{format_count(parameters.count)} ({parameters.count:,}), {size(parameters.bytes)}"
     if len(parameters.by_dtype) == 1:
         line += f" in {next(iter(parameters.by_dtype))}"
