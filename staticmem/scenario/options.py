@@ -152,8 +152,13 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("accumulate", "gradient-accumulation gradient-accumulation-steps grad-accum"),
     ("devices", "gpus num-gpus ngpus world-size nproc-per-node nodes"),
     ("parallel", "fsdp fsdp2 ddp zero zero-stage deepspeed tp tensor-parallel pp strategy"),
-    ("context_parallel", "cp sequence-parallel ring"),
-    ("expert_parallel", "ep"),
+    ("context_parallel", "cp cp-size context-parallel-size context-parallel-degree sequence-parallel ring"),
+    ("expert_parallel", "ep ep-size expert-parallel-size expert-parallel-degree expert-model-parallel-size"),
+    ("max_len", "max-model-len context-length max-total-tokens"),
+    ("max_seqs", "max-num-seqs max-running-requests max-batch-size"),
+    ("max_batched_tokens", "max-num-batched-tokens max-num-tokens chunked-prefill-size max-prefill-tokens"),
+    ("utilization", "gpu-memory-utilization mem-fraction-static free-gpu-memory-fraction"),
+    ("kv_dtype", "kv-cache-dtype"),
     ("replicas", "hsdp hybrid-shard replicate dp-replicate dp-replicate-size data-parallel-replicate-degree"),
     ("quantize", "4bit 8bit load-in-4bit load-in-8bit int8 quant quantization bits"),
     ("lora", "peft adapter adapters rank lora-r qlora"),
@@ -166,6 +171,13 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("prices", "price cost max-price hourly"),
     ("format", "json csv markdown"),
     ("output", "out output-file save html"),
+)
+# Degrees of Megatron, torchtitan, vLLM and DeepSpeed, which are a strategy here, the first word, and its devices
+_DEGREES = (
+    "tp tp-size tensor-parallel-size tensor-parallel-degree tensor-model-parallel-size",
+    "pp pp-size pipeline-parallel-size pipeline-parallel-degree pipeline-model-parallel-size",
+    "fsdp dp-shard dp-shard-size data-parallel-shard-degree",
+    "ddp dp dp-size data-parallel-size",
 )
 # What trainers have and the memory of a step does not depend on
 _WITHOUT_EFFECT = "lr learning-rate epochs steps max-steps num-train-epochs seed warmup scheduler dataset data".split()
@@ -182,6 +194,9 @@ def meant_name(word: str, names: Collection[str]) -> str:
 
 def hint_for(word: str, names: Collection[str]) -> str:
     """A hint for a name that is not known: what it means, or what is spelled alike; empty where nothing is."""
+    for strategy, *degrees in map(str.split, _DEGREES):
+        if _hyphened(word) in degrees and "parallel" in names:
+            return f"Write --parallel {strategy} --devices N, in a config `parallel: {strategy}` and `devices: N`."
     meant = meant_name(word, names)
     if meant:
         return f"Did you mean '{meant}'?"
