@@ -55,6 +55,14 @@ def torchao_offload(trained: Sequence[int], states: int) -> Offload:
     return Offload(states, 2 * sum(map(pinned, trained)), 4 * max(trained, default=0))
 
 
+def fsdp_offload(parameters: Sequence[int], trained: Sequence[int], states: int) -> Offload:
+    """Shards in pinned memory (torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_init_sharded_param`), and of those
+    that are `trained` gradients, which a copy that waits for nothing pins too (ATen/native/TensorConversions.cpp,
+    `_to_copy`); the optimizer on the CPU is as torchao's."""
+    blocks = (*parameters, *trained)
+    return Offload(states, sum(map(pinned, blocks)), 4 * max(trained, default=0))
+
+
 def deepspeed_offload(numel: int, itemsize: int, largest: int, states: int, stage: int) -> Offload:
     """A rank's partition of `numel` elements of `itemsize` bytes, with so many `states` in float32.
 

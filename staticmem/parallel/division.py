@@ -43,7 +43,8 @@ class Strategy:
     in the types that the model has: `model` is the type that it was cast to as a whole, `adapters` that of adapters
     beside its layers (None: as the file has it). `micro_batches` is for pipelines; None: as many as keep every stage
     busy. `replicas` groups of the devices have the whole model each. `expert_ranks` share the experts of each layer, of
-    which the step that is split has the share of one; that of `context` has a part of the sequence.
+    which the step that is split has the share of one; that of `context` has a part of the sequence. `offload`: the
+    shards of FSDP2, their gradients and the optimizer are on the CPU.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Strategy:
     zero: ZeroConfig = DEFAULTS
     model: DType | None = None
     adapters: DType | None = None
+    offload: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.devices <= MOST_DEVICES:

@@ -14,6 +14,7 @@ forward and again in the backward, `post_backward`). Buffers and norms of gradie
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from staticmem.engine.step import StepResult
 from staticmem.ir import dtypes
@@ -50,6 +51,7 @@ def strategy_of(request: Request) -> Strategy:
         replicas=request.replicas or 1,
         model=dtypes.parse(request.dtype) if request.dtype is not None else None,
         adapters=adapters,
+        offload=request.offload_parameters,
     )
 
 
@@ -66,7 +68,10 @@ def on_one_device(request: Request, worst: bool = False) -> Request:
     """The request of the step that the strategy splits: a rank computes in 16 bit where the strategy casts, the model
     is within DDP, a pipeline's step is one micro-batch, and experts are those of one rank. Ranks that run
     parts of a model have no loss of its own. `worst`: at the worst load of experts."""
-    one = replace(request, parallel=None, devices=None, expert_parallel=None, replicas=None)
+    alone: dict[str, Any] = {"parallel": None, "devices": None, "expert_parallel": None, "replicas": None}
+    one = replace(request, **alone, offload_parameters=False)
+    if request.offload_parameters and request.optimizer is not None:
+        one = replace(one, offload_optimizer=True)
     if request.expert_parallel is not None and request.expert_parallel > 1:
         one = replace(one, experts=ExpertShare(request.expert_parallel, worst))
     if _mixed_precision(request):

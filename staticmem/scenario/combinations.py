@@ -153,6 +153,7 @@ RUNS_PARTS = _strategies(lambda facts: facts.runs_parts)
 EXPERTS = side("expert_parallel", "--expert-parallel {expert_parallel}")
 EXPERT_RANKS = side("expert_parallel", "--expert-parallel {expert_parallel}", _several)
 REPLICAS = side("replicas", "--replicas {replicas}")
+OFFLOADED_SHARDS = side("offload_parameters")
 REPLICAS_OF_SHARDS = side("replicas", "--replicas {replicas}", _several)
 CONTEXT = side("context_parallel", "--context-parallel {context_parallel}")
 CONTEXT_RANKS = side("context_parallel", "--context-parallel {context_parallel}", _several)
@@ -218,6 +219,17 @@ STEPS: Table = {
         when=(_NO_MULTIPLE, lambda given: given["devices"] % given["replicas"] != 0),
     ): (f"{_GROUPS} the parameters of the model.", _DIVISOR),
     Combination(REPLICAS_OF_SHARDS, (EXPERTS, CONTEXT), "SM244"): (
+        "What they do together is not covered.",
+        "Leave {other} out.",
+    ),
+    Combination(
+        OFFLOADED_SHARDS, without(_strategies(lambda facts: facts.shards_modules, "--parallel fsdp")), "SM245"
+    ): ("It is FSDP2 that copies shards to the GPU and gradients back.", "Example: --parallel fsdp --devices 8 {one}"),
+    Combination(OFFLOADED_SHARDS, side("devices", "--devices 1", lambda devices: devices == 1), "SM245"): (
+        "A device that shares with no other gathers nothing.",
+        "Use --offload-optimizer, or two devices.",
+    ),
+    Combination(OFFLOADED_SHARDS, (REPLICAS_OF_SHARDS, EXPERTS, QUANTIZE), "SM245"): (
         "What they do together is not covered.",
         "Leave {other} out.",
     ),
@@ -439,6 +451,10 @@ SIZE: Table = {
     ),
     Combination(REPLICAS, without(DEVICES), "SM244", "size {one} needs --devices"): (
         "The search for the fewest devices has one group of them.",
+        "Add --devices 8, or leave {one} out.",
+    ),
+    Combination(OFFLOADED_SHARDS, without(DEVICES), "SM245", "size {one} needs --devices"): (
+        "The search for the fewest devices has all on the GPU.",
         "Add --devices 8, or leave {one} out.",
     ),
     Combination(

@@ -274,8 +274,8 @@ _ORDER = (
     "inplace_activations method checkpoint checkpoint_every checkpoint_save checkpoint_segments checkpoint_sequential "
     "accumulate freeze weight_decay nesterov dampening amsgrad centered offload_optimizer offload_activations "
     "inplace_abn let_go grad_scaler set_to_none zero_grad clip_grad_norm input_grad retain_graph compile_optimizer "
-    "activation_memory_budget backward outputs float32_outputs parallel devices replicas expert_parallel "
-    "context_parallel rotate_method"
+    "activation_memory_budget backward outputs float32_outputs parallel devices replicas offload_parameters "
+    "expert_parallel context_parallel rotate_method"
 )
 OPTIONS = declared(Request, tuple(_ORDER.split()))
 FIELDS = tuple(OPTIONS)

@@ -178,6 +178,10 @@ class RankOptions:
         None, LEVERS, "whole", "N", "groups that have the whole model each (hybrid sharding), with --parallel fsdp",
         example="2", needs="", details="It divides `devices` ([parallel](parallel.md#hybrid-sharding))",
     )
+    offload_parameters: bool = option(
+        False, LEVERS, "switch", "", "parameters, gradients and optimizer state are on the CPU, with --parallel fsdp",
+        needs="", details="`CPUOffloadPolicy` ([parallel](parallel.md#on-the-cpu))",
+    )
     expert_parallel: int | None = option(
         None, LEVERS, "whole", "N", "ranks that share the routed experts of each layer, with --parallel fsdp",
         example="4", needs="",

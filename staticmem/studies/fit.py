@@ -71,7 +71,14 @@ class _Search:
         self.devices = study.request.devices or 1
         check_fit(study, options)
         self.strategies = strategies_of(study.request, options.library)
-        blank: dict[str, Any] = {"gpu": None, "preset": None, "parallel": None, "devices": None, "replicas": None}
+        blank: dict[str, Any] = {
+            "gpu": None,
+            "preset": None,
+            "parallel": None,
+            "devices": None,
+            "replicas": None,
+            "offload_parameters": False,
+        }
         asked = replace(study.request, **blank)
         self.bench = Bench(study.ask(asked))
         if options.library is not None:
@@ -170,6 +177,7 @@ class _Search:
                 continue
             for replicas in replicas_of(self.study.request, strategy, self.options.library):
                 options = {"parallel": strategy, "devices": self.devices, "replicas": replicas}
+                options["offload_parameters"] = self.study.request.offload_parameters
                 if STRATEGIES[strategy].keeps_whole or self.study.request.parallel == strategy:
                     yield replace(change, options={**change.options, **options})
                 else:

@@ -128,7 +128,8 @@ def needs_of(study: Study) -> HostNeeds:
         state=whole_state(study) if scenario.training else 0,
         training=scenario.training and scenario.optimizer is not None,
     )
-    if not (scenario.offload_optimizer and scenario.optimizer is not None and scenario.training):
+    updates = scenario.optimizer is not None and scenario.training
+    if not (request.offload_parameters or (scenario.offload_optimizer and updates)):
         return needs
     trained = [p for p in model.parameters if p.trainable and p.alias_of is None]
     sizes = [p.value.dtype.nbytes(p.value.numel) for p in trained]
@@ -140,7 +141,13 @@ def needs_of(study: Study) -> HostNeeds:
 def whole_state(study: Study) -> int:
     """Bytes of parameters and of the optimizer's state of the whole model, all ranks together."""
     asked = replace(
-        study.request, offload_optimizer=False, parallel=None, devices=None, expert_parallel=None, replicas=None
+        study.request,
+        offload_optimizer=False,
+        parallel=None,
+        devices=None,
+        expert_parallel=None,
+        replicas=None,
+        offload_parameters=False,
     )
     one = study if asked == study.request else study.ask(replace(asked, context_parallel=None))
     last = one.lifetimes.by_category(max(one.lifetimes.ticks - 1, 0))
@@ -150,9 +157,14 @@ def whole_state(study: Study) -> int:
 def offload_of(study: Study, sizes: list[int], largest: int) -> Offload:
     """The optimizer on the CPU, of one rank: DeepSpeed's, or torchao's."""
     request = study.request
+    strategy, ranks = facts_of(request.parallel), request.devices or 1
+    if request.offload_parameters:
+        kept = [p.value.dtype.nbytes(p.value.numel) for p in study.graph.parameters if p.alias_of is None]
+        states = max(whole_state(study) - sum(kept), 0) if study.scenario.training else 0
+        shards, updated = ([ceil_div(size, ranks) for size in listed] for listed in (kept, sizes))
+        return host.fsdp_offload(shards, updated if study.scenario.training else [], ceil_div(states, ranks))
     parameters = sum(p.value.dtype.nbytes(p.value.numel) for p in study.graph.parameters if p.alias_of is None)
     states = max(whole_state(study) - parameters, 0)
-    strategy, ranks = facts_of(request.parallel), request.devices or 1
     if strategy is None or strategy.library != DEEPSPEED:
         shares = ranks if strategy is not None and strategy.divides_parameters else 1
         return host.torchao_offload([ceil_div(size, shares) for size in sizes], ceil_div(states, shares))

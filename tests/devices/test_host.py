@@ -111,6 +111,8 @@ def test_the_partition_of_deepspeed() -> None:
 
 def test_the_optimizer_of_torchao() -> None:
     assert host.torchao_offload([3 * MIB, MIB], 8 * MIB) == Offload(8 * MIB, 2 * 5 * MIB, 12 * MIB)
+    # shards of both are pinned, 4 and 1 MiB, and the gradient of the first
+    assert host.fsdp_offload([3 * MIB, MIB], [3 * MIB], 6 * MIB) == Offload(6 * MIB, 9 * MIB, 12 * MIB)
 
 
 def test_a_limit_holds_with_its_confidence() -> None:

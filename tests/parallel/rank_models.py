@@ -6,11 +6,13 @@ as they would have it. Every storage that any call of the step sees is counted, 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -126,16 +128,43 @@ class Live(TorchDispatchMode):  # type: ignore[misc]
         return out
 
 
-def shard(model: nn.Module, ranks: int, mixed: bool, replicas: int = 1) -> None:
+class Host:
+    """The CPU beside a device that is the CPU too: copies that FSDP2's offloading asks for are made, and what is theirs
+    on the host is not counted. All of it is held, so that no address is another tensor's later."""
+
+    def __init__(self, live: Live) -> None:
+        self.live, self.held, self.to = live, list[Any](), torch.Tensor.to
+
+    def take(self, value: Any) -> None:
+        value = getattr(value, "_local_tensor", value)
+        storage = value.untyped_storage()
+        self.held.append(storage)
+        self.live.skipped.add(storage._cdata)
+
+    def copy(self, value: Any, *words: Any, **more: Any) -> Any:
+        """`Tensor.to`; with `non_blocking` it is a copy to the other side."""
+        if "non_blocking" not in more or not (words and isinstance(words[0], torch.device)):
+            return self.to(value, *words, **more)
+        if value.untyped_storage()._cdata in self.live.skipped:
+            return value.clone()
+        self.live.__exit__(None, None, None)
+        made = value.clone()
+        self.take(made)
+        self.live.__enter__()
+        return made
+
+
+def shard(model: nn.Module, ranks: int, mixed: bool, replicas: int = 1, offload: bool = False) -> None:
     """`fully_shard` on every block and on the model; `mixed`: parameters in bfloat16, reduction in float32. `replicas`
-    groups of the ranks have the whole model each."""
+    groups of the ranks have the whole model each; `offload`: parameters, gradients and states are on the CPU."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     sizes = (replicas, ranks // replicas) if replicas > 1 else (ranks,)
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
     words: dict[str, Any] = {"mesh": mesh} | ({"mp_policy": policy} if mixed else {})
+    words |= {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if offload else {}
     assert isinstance(model, Net)
     for layer in model.layers:
         fully_shard(layer, **words)
@@ -145,7 +174,7 @@ def shard(model: nn.Module, ranks: int, mixed: bool, replicas: int = 1) -> None:
 def peak(
     strategy: str, ranks: int, *, mixed: bool = False, fused: bool = False, batch: int = 2, outputs: str = "dropped",
     accumulate: int = 1, set_to_none: bool = True, frozen: bool = False, half: bool = False, packed: bool = False,
-    replicas: int = 1,
+    replicas: int = 1, offload: bool = False,
 ) -> int:  # fmt: skip
     """The peak of the third step of AdamW on rank 0. Each of the micro-batches reduces its gradients. `frozen`: only
     the norms are trained; `half`: the model is in bfloat16 before it is divided; `packed`: adapters are trained beside
@@ -159,7 +188,19 @@ def peak(
         dist.init_process_group(backend, store=store, rank=0, world_size=1 if ddp else ranks)
         try:
             return _step_peak(
-                strategy, ranks, mixed, fused, batch, outputs, accumulate, set_to_none, frozen, half, packed, replicas
+                strategy,
+                ranks,
+                mixed,
+                fused,
+                batch,
+                outputs,
+                accumulate,
+                set_to_none,
+                frozen,
+                half,
+                packed,
+                replicas,
+                offload,
             )
         finally:
             dist.destroy_process_group()
@@ -167,22 +208,26 @@ def peak(
 
 def _step_peak(
     strategy: str, ranks: int, mixed: bool, fused: bool, batch: int, outputs: str, accumulate: int, set_to_none: bool,
-    frozen: bool, half: bool, packed: bool, replicas: int,
+    frozen: bool, half: bool, packed: bool, replicas: int, offload: bool,
 ) -> int:  # fmt: skip
     model: nn.Module = Net().train().to(torch.bfloat16 if half else torch.float32)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not packed and (not frozen or "norm" in name))
     live = Live()
+    host = Host(live)
     for layer in model.layers if packed else ():
         for name in ("up", "down"):
             adapted = Adapted(getattr(layer, name), torch.bfloat16 if half or mixed else torch.float32)
             setattr(layer, name, adapted)
             for value in adapted.base.statistics:
                 live.see(value)
-    with live:
+    copies = mock.patch.object(torch.Tensor, "to", lambda value, *words, **more: host.copy(value, *words, **more))
+    with live, copies if offload else contextlib.nullcontext():
         if strategy == "fsdp":
             live.__exit__(None, None, None)
-            shard(model, ranks, mixed, replicas)
+            shard(model, ranks, mixed, replicas, offload)
+            for parameter in model.parameters() if offload else ():
+                host.take(parameter)
             live.__enter__()
         elif strategy == "ddp":  # its buckets are made here; they do not depend on the number of ranks
             model = nn.parallel.DistributedDataParallel(model)
@@ -205,6 +250,10 @@ def _step_peak(
                 if outputs == "dropped":
                     del out
                 loss.backward()
+            if offload:
+                live.__exit__(None, None, None)
             optimizer.step()
+            if offload:
+                live.__enter__()
     del loss
     return live.peak

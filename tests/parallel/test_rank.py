@@ -70,14 +70,25 @@ REPLICAS = [
 ]  # fmt: skip
 
 
-def predicted(name: str, ranks: int, words: dict[str, Any], replicas: int = 1) -> int:
+# The same with parameters, gradients and state on the CPU (`CPUOffloadPolicy`)
+OFFLOADED = [
+    (4, {}, 1386496, 0), (3, {"fused": True}, 1393152, 0), (2, {"batch": 8}, 3204096, 0),
+    (4, {"mixed": True}, 771584, 512), (7, {"mixed": True}, 772608, 512), (4, {"accumulate": 2}, 1386496, 0),
+    (4, {"accumulate": 2, "mixed": True}, 771584, 512), (4, {"frozen": True}, 1244672, 0),
+    (4, {"frozen": True, "mixed": True}, 624640, 0), (4, {"half": True}, 697856, 0),
+    (4, {"half": True, "mixed": True}, 835584, 512), (2, {"batch": 8, "outputs": "held"}, 3716096, 0),
+    (2, {"set_to_none": False}, 1386496, 0),
+]  # fmt: skip
+
+
+def predicted(name: str, ranks: int, words: dict[str, Any], replicas: int = 1, offload: bool = False) -> int:
     mixed, fused = words.get("mixed", False), words.get("fused", False)
     asked = {"optimizer_impl": "fused" if fused else "foreach", "batch": words.get("batch", 2)}
     asked |= {"outputs": "dropped"} | {k: words[k] for k in ("outputs", "accumulate", "set_to_none") if k in words}
     frozen = "^(?!.*norm)" if words.get("frozen") else None
     half = words.get("half", False)
-    one = study(**asked, dtype="bf16" if mixed or half else None, freeze=frozen)
-    strategy = Strategy(name, ranks, mixed, model=bfloat16 if half else None, replicas=replicas)
+    one = study(**asked, dtype="bf16" if mixed or half else None, freeze=frozen, offload_optimizer=offload)
+    strategy = Strategy(name, ranks, mixed, model=bfloat16 if half else None, replicas=replicas, offload=offload)
     made = one.result if name == "none" else on_rank(one.result, strategy)
     return Lifetimes(made.trace).peak_bytes
 
@@ -92,6 +103,39 @@ def test_peaks_of_replicas_are_those_of_pytorch(
     ranks: int, replicas: int, words: dict[str, Any], measured: int, missing: int
 ) -> None:
     assert measured - predicted("fsdp", ranks, words, replicas) == missing
+
+
+@pytest.mark.parametrize(("ranks", "words", "measured", "missing"), OFFLOADED)
+def test_peaks_with_shards_on_the_cpu_are_those_of_pytorch(
+    ranks: int, words: dict[str, Any], measured: int, missing: int
+) -> None:
+    assert measured - predicted("fsdp", ranks, words, offload=True) == missing
+
+
+def test_what_is_asked_puts_shards_on_the_cpu() -> None:
+    """The request has the peak of the strategy; what is said of the optimizer alone is not true of it. In inference the
+    peak, where two groups are gathered, is lower by the shards of all parameters."""
+    asked: dict[str, Any] = {"parallel": "fsdp", "devices": 4, "offload_parameters": True}
+    training = study(**asked)
+    assert training.lifetimes.peak_bytes == 1386496
+    notes = training.report.assumptions
+    assert "SM314" not in {note.code for note in notes}
+    assert any("CPUOffloadPolicy" in note.text for note in notes)
+    last = training.lifetimes.by_category(training.lifetimes.ticks - 1)
+    assert not {"parameter", "gradient", "optimizer_state"} & {name for name, nbytes in last.items() if nbytes}
+    plain = study(optimizer=None, parallel="fsdp", devices=4).lifetimes.peak_bytes
+    shards = sum(-(-n // 512) * 512 for n in (64000, 64000, *[64, 64], *[64, 64, 12800, 200, 12800, 64] * 4))
+    assert plain - study(optimizer=None, **asked).lifetimes.peak_bytes == shards
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("ranks", "words", "measured", "missing"), OFFLOADED)
+def test_pytorch_still_measures_shards_on_the_cpu(
+    ranks: int, words: dict[str, Any], measured: int, missing: int
+) -> None:
+    from rank_models import peak
+
+    assert peak("fsdp", ranks, offload=True, **words) == measured
 
 
 @pytest.mark.torch

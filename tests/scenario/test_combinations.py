@@ -33,7 +33,7 @@ STEPS: tuple[dict[str, Any], ...] = (
     {"optimizer": "adam", "parallel": "fsdp"},
 )
 TRIED: dict[str, tuple[Any, ...]] = {  # values of options that have no choices
-    "devices": (8,), "expert_parallel": (2, 3), "context_parallel": (2, 3), "replicas": (2, 3),
+    "devices": (8, 1), "expert_parallel": (2, 3), "context_parallel": (2, 3), "replicas": (2, 3),
     "prompt": (4,), "new_tokens": (4,),
     "sampling": ("sample",), "loss": ("ctc", "a=mse"), "momentum": (0.9,), "target_length": (5,),
     "compile": (True, "Block"),
@@ -97,6 +97,7 @@ def test_every_row_refuses_a_request(row: Combination) -> None:
         (SIZE, f"size {BLOCKS} --global-batch 64", "It is the samples of a step of the optimizer."),
         (SIZE, f"size {BLOCKS} --context-parallel 2 --parallel fsdp", "where ranks share no sequence"),
         (SIZE, f"size {BLOCKS} --replicas 2 --parallel fsdp", "has one group of them"),
+        (SIZE, f"size {BLOCKS} --offload-parameters --parallel fsdp", "has all on the GPU"),
         (LARGEST, f"analyze {BLOCKS} --max-batch --max-dim x", "One search makes one size larger"),
         (LARGEST, f"sweep {BLOCKS} --gpu l4 --max-batch --meter live", "is found by replays of the allocator"),
         (

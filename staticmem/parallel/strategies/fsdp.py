@@ -19,6 +19,10 @@ its backward. Sources: torch/distributed/fsdp/_fully_shard of PyTorch 2.13:
 Where the ranks are groups that have the whole model each (hybrid sharding), a shard of gradients is summed over the
 groups in place, and stays in the type of the sum until the backward has ended: `AllReduceState`, `finalize_backward`.
 
+Under `CPUOffloadPolicy` shards, their gradients and the optimizer are on the CPU: a shard is copied to the GPU for each
+all-gather (`all_gather_inputs` of _fsdp_param.py; each in the type of the shard, then cast), and what is reduced is
+copied out and freed (`foreach_reduce`).
+
 Under expert parallelism a block has two groups, its experts over fewer ranks than all else (`shard_placement_fn`), and
 each block gathers the next one, in the forward too: `apply_fsdp_to_decoder` of torchtitan/distributed/fsdp.py at
 b5bcd76, which also divides no gradients (`set_gradient_divide_factor(1.0)`).
@@ -27,7 +31,7 @@ b5bcd76, which also divides no gradients (`set_gradient_divide_factor(1.0)`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import prod
 from typing import TypeAlias
@@ -73,6 +77,10 @@ class Precision:
         return self.shards.get(weight.name, otherwise)
 
 
+OFFLOADED = (
+    "CPUOffloadPolicy: shards of parameters, gradients and optimizer state are on the CPU; buffers are to be moved to "
+    "the GPU before fully_shard"
+)
 REDUCE = float32  # under mixed precision: `MixedPrecisionPolicy(param_dtype=..., reduce_dtype=torch.float32)`
 
 
@@ -122,6 +130,7 @@ class _Fsdp:
         self.reduced: set[str] = set()  # groups with sharded gradients, to which those of a later backward are added
         self.summed: list[Piece] = []  # sums of gradients over replicas, which are held until the backward has ended
         self.replicated = False
+        self.offloaded = False
 
     def unshard(self, unit: list[_Group], at: Position, forward: bool) -> None:
         """Gathers the groups of a unit one after the other, and copies each out."""
@@ -136,19 +145,33 @@ class _Fsdp:
     def gather(self, group: _Group, at: Position) -> None:
         if group.flat is not None or group.gathered or not group.weights or group.ranks == 1:
             return
-        cast = None
         holder = f"the all-gather of {group.label}"
+        copies = self._copy_in(group, at, holder) if self.offloaded else []
         types = {group.compute(weight) for weight in group.weights}
         dtype = types.pop() if len(types) == 1 else uint8
-        if copied := group.cast():
+        if (copied := group.cast()) and not self.offloaded:
             compute = group.compute(copied[0])
             shards = f"{holder}: its shards in {compute.name}"
             nbytes = compute.nbytes(sum(group.shards[id(weight)] for weight in copied))
-            cast = self.r.add("shards, cast", nbytes, compute, at, "FSDP cast", shards, stream=GATHERING)
+            copies.append(self.r.add("shards, cast", nbytes, compute, at, "FSDP cast", shards, stream=GATHERING))
         nbytes = group.ranks * sum(group.compute(w).nbytes(group.shards[id(w)]) for w in group.weights)
         group.flat = self.r.add("all-gather", nbytes, dtype, at, "FSDP all-gather", holder, stream=GATHERING)
-        if cast is not None:
-            self.r.end(cast, at)
+        for copy in copies:
+            self.r.end(copy, at)
+
+    def _copy_in(self, group: _Group, at: Position, holder: str) -> list[Piece]:
+        """The shards on the GPU, in the type in which they are gathered."""
+        copies = []
+        for weight in group.weights:
+            kept, compute = self.precision.of_shards(weight, weight.storage.dtype), group.compute(weight)
+            call, numel = "FSDP copy of a shard from the CPU", group.shards[id(weight)]
+            shard = self.r.add(weight.name, kept.nbytes(numel), kept, at, call, holder, stream=GATHERING)
+            copies.append(shard)
+            if kept is not compute:
+                nbytes = compute.nbytes(numel)
+                copies[-1] = self.r.add(weight.name, nbytes, compute, at, "FSDP cast", holder, stream=GATHERING)
+                self.r.end(shard, at)
+        return copies
 
     def copy_out(self, group: _Group, at: Position, forward: bool) -> None:
         alone = group.ranks == 1 and not group.gathered  # its shards are all there is
@@ -209,7 +232,7 @@ class _Fsdp:
         for piece in joined or gradients:
             piece.died = None
             self.r.end(piece, at)
-        first = group.name not in self.reduced
+        first = group.name not in self.reduced and not self.offloaded  # what is copied out is freed
         self.reduced.add(group.name)
         kept = self.precision.of_shards(grads[0][0], dtype)
         output = summed = self._sharded_gradients(group, numel, dtype, at, "FSDP reduce-scatter output")
@@ -245,6 +268,9 @@ class _Fsdp:
         """Gradients that the step before left are views of one output too."""
         old = [(w, g) for w in group.weights for g in w.gradients if g.born[0] < self.r.first]
         if not old:
+            return
+        if self.offloaded:
+            self.r.drop(*[g for _, g in old])
             return
         dtype = self.precision.of_shards(old[0][0], old[0][1].dtype)
         numel = sum(group.shards[id(w)] for w, _ in old)
@@ -338,9 +364,11 @@ def apply(
     precision: Precision,
     experts: Experts | None = None,
     replicas: int = 1,
+    *,
+    offloaded: bool = False,
 ) -> list[str]:
     """Shards the step over `ranks`, as each of some `replicas` does; its blocks at `paths` work in these runs. Of
-    `experts` the step has the share of one rank.
+    `experts` the step has the share of one rank. `offloaded`: shards and what is trained of them are on the CPU.
 
     Raises:
         UsageError: the experts' shards would not be even.
@@ -354,8 +382,11 @@ def apply(
     for group in groups:
         for weight in group.weights:
             _shard(rewrite, weight, group.shards[id(weight)], precision)
+            if offloaded:
+                rewrite.drop(weight.storage, *weight.states, *weight.temporaries)
     fsdp = _Fsdp(rewrite, units, precision, experts is not None)
     fsdp.replicated = replicas > 1
+    fsdp.offloaded = offloaded
     for group in groups:
         fsdp.shard_old_gradients(group)
     model_returns = forward_ends(rewrite.trace)
@@ -426,7 +457,12 @@ class Fsdp:
         experts = _share_experts(step) if step.strategy.expert_ranks > 1 else None
         replicas = step.strategy.replicas
         shards = step.strategy.devices // replicas
-        notes = apply(rewrite, step.weights, paths, runs, shards, precision, experts, replicas)
+        offloaded = step.strategy.offload
+        notes = apply(rewrite, step.weights, paths, runs, shards, precision, experts, replicas, offloaded=offloaded)
+        if offloaded:
+            notes.append(OFFLOADED)
+            others = tuple([note for note in result.notes if note.code != "SM314"])
+            step = replace(step, result=replace(result, notes=others))
         if replicas > 1:
             notes.append(f"the devices are {replicas} groups, each of which has the whole model in {shards} shards")
         if step.strategy.context is not None:
