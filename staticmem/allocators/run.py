@@ -11,6 +11,7 @@ The three steps that `process_of_trace` makes are the run with one loop of three
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -294,6 +295,22 @@ class Run:
                 self.release([self.take(_ELEMENT, "deepcopy")])
         return copies
 
+    def gather_shards(self, builder: Builder, model: str, categories: Sequence[str], offloads: bool) -> list[int]:
+        """Allocates the whole of what ranks have shards of, one tensor at a time, as an all-gather of shards of one
+        size does; gives the ids. With `offloads` each goes before the next.
+
+        Source: torch/distributed/_state_dict_utils.py, `_gather_state_dict`, `_iterate_state_dict`.
+        """
+        named = [*self._named(model, builder.model), *self._named(model, builder.state)]
+        whole = {key: _whole_bytes(buffer) for buffer, key in named}
+        ids: list[int] = []
+        for key in self._keys(model, categories):
+            if whole.get(key, 0) > self.process.sizes[self.lasting[key]]:
+                ids.append(self.take(whole[key], f"all of {key[2]}"))
+                if offloads:
+                    self.release([ids.pop()])
+        return ids
+
     def move_away(self, model: str, categories: Sequence[str] = MODEL) -> None:
         """Releases what a model has of some categories, as `model.to("cpu")` does; with parameters their gradients
         go."""
@@ -481,6 +498,12 @@ class Run:
             return
         builder.bring_data()
         self.release(loop.batch)
+
+
+def _whole_bytes(buffer: Buffer) -> int:
+    """The bytes of all shards of a tensor of which a rank has one: its shape is that of the whole."""
+    shards = -(-math.prod(buffer.shape) * buffer.dtype.bits // (8 * max(buffer.nbytes, 1)))
+    return shards * buffer.nbytes
 
 
 def _gradient_of(key: Key) -> Key:

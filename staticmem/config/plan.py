@@ -107,8 +107,15 @@ def _save() -> Mapping[str, Entry]:
         "(deepcopy of state_dict()), or all, the optimizer's state too.",
         MODEL_ALONE,
     )
-    stays = Entry(Switch(), "The copies stay.", "false")
-    return {"model": _MODEL, "copies": copies, "stays": stays}
+    full = Entry(
+        Choice(_PARTS),
+        "The full state dict of a model in shards (parallel: fsdp), each tensor gathered from all ranks: of the model, "
+        "or all, the optimizer's state too (get_model_state_dict with full_state_dict).",
+        MODEL_ALONE,
+    )
+    offload = Entry(Switch(), "Each tensor of it moves to the CPU when it is gathered (cpu_offload, default).", "true")
+    stays = Entry(Switch(), "What is copied or gathered on the GPU stays.", "false")
+    return {"model": _MODEL, "copies": copies, "full": full, "offload": offload, "stays": stays}
 
 
 def _resume() -> Mapping[str, Entry]:
@@ -277,6 +284,17 @@ def _check_gather(table: Mapping[str, Any], node: Node) -> None:
         raise wrong(node, "With the loss alone no labels are gathered.", "Leave `labels` out.")
 
 
+def _check_save(table: Mapping[str, Any], node: Node) -> None:
+    """Raises DocumentError where what a save says of copies is of none."""
+    if "full" in table and "copies" in table:
+        raise wrong(node, "`full` gathers, and `copies` copies what a rank has.", "Leave one of them out.")
+    if "offload" in table and "full" not in table:
+        raise wrong(node, "`offload` is of a full state dict.", "Add `full: model`.")
+    is_on_gpu = table.get("copies", NOTHING) != NOTHING or ("full" in table and not table.get("offload", True))
+    if table.get("stays") and not is_on_gpu:
+        raise wrong(node, "`stays` is of copies on the GPU.", "Add `copies: model`, or leave it out.")
+
+
 def _add(
     instants: list[Instant],
     word: str,
@@ -309,6 +327,8 @@ def _add(
         raise wrong(node, why, "Example: copy: {model: teacher, of: student}")
     if word == "evaluate":
         _check_gather(table, node)
+    if word == "save":
+        _check_save(table, node)
     mode = WORDS[word].mode
     own = {key: table[key] for key in table if key not in STEP and key not in DECODING}
     if "lengths" in own and not DRAWN.fullmatch(own["lengths"]["source"]):

@@ -12,6 +12,7 @@ from staticmem.errors import UsageError
 from staticmem.frontends.architectures import architecture_of
 from staticmem.report.model import Band as BandInfo
 from staticmem.report.model import HostInfo
+from staticmem.scenario.device import GATHERED
 from staticmem.scenario.step import ON_GPU, PINNED, STREAMS
 from staticmem.scenario.strategies import DEEPSPEED, facts_of
 from staticmem.units import Band, ceil_div, exactly
@@ -59,15 +60,17 @@ def host_of(study: Study) -> HostInfo:
     return host_info(first, other, ranks, request.confidence)
 
 
-def host_of_instants(instants: Sequence[tuple[str, Study, int]]) -> HostInfo:
-    """The memory of the host at the largest of some moments, each with the step that it is of and what is on the host
-    besides."""
+def host_of_instants(instants: Sequence[tuple[str, Study, int, Sequence[str]]]) -> HostInfo:
+    """The memory of the host at the largest of some moments, each with the step that it is of, what is on the host
+    besides, and the categories that rank 0 gathers there whole."""
     first: list[HostMoment] = []
     other: list[HostMoment] = []
-    for name, study, besides in instants:
-        needs = replace(needs_of(study), own=exactly(besides))
+    for name, study, besides, gathered in instants:
+        needs, options = replace(needs_of(study), own=exactly(besides)), study.request
+        if gathered:
+            needs, options = replace(needs, state=whole_state(study, gathered)), replace(options, saving=GATHERED)
         for saves, of_rank in ((True, first), (False, other)):
-            moments = {moment.name: moment for moment in host.moments(needs, study.request, saves)}
+            moments = {moment.name: moment for moment in host.moments(needs, options, saves)}
             of_rank.append(moments.get(name, moments[host.IN_STEP]))
     request = checked(instants[0][1].request)
     return host_info(tuple(first), tuple(other), max(request.devices or 1, 1), request.confidence)
@@ -138,7 +141,7 @@ def needs_of(study: Study) -> HostNeeds:
     return replace(needs, offload=offload_of(study, sizes, max((p.value.numel for p in trained), default=0)))
 
 
-def whole_state(study: Study) -> int:
+def whole_state(study: Study, kinds: Sequence[str] = ("parameter", "optimizer_state")) -> int:
     """Bytes of parameters and of the optimizer's state of the whole model, all ranks together."""
     asked = replace(
         study.request,
@@ -151,7 +154,7 @@ def whole_state(study: Study) -> int:
     )
     one = study if asked == study.request else study.ask(replace(asked, context_parallel=None))
     last = one.lifetimes.by_category(max(one.lifetimes.ticks - 1, 0))
-    return last.get("parameter", 0) + last.get("optimizer_state", 0)
+    return sum(last.get(kind, 0) for kind in kinds)
 
 
 def offload_of(study: Study, sizes: list[int], largest: int) -> Offload:

@@ -40,6 +40,7 @@ from staticmem.report.sweep import SCHEMA as SWEEP_SCHEMA
 from staticmem.report.sweep import CardFit, Check, Sweep, SweepRow
 from staticmem.report.verdict import with_article
 from staticmem.scenario.request import request_of
+from staticmem.scenario.strategies import PYTORCH, facts_of
 from staticmem.studies import without_cycle_search
 from staticmem.studies.budgets import check
 from staticmem.studies.device import DEFAULT_GPU, device_of, gpu_fit
@@ -281,8 +282,9 @@ class PlanStudy:
                 one = replace(one, full_after=full)
             yield one
 
-    def _on_host(self) -> Iterator[tuple[str, Study, int]]:
-        """Moments of the process on the host, with the bytes of models that are there because they sleep."""
+    def _on_host(self) -> Iterator[tuple[str, Study, int, tuple[str, ...]]]:
+        """Moments of the process on the host, with the bytes of models that are there because they sleep, and the
+        categories that a save gathers there."""
         loaded: set[str] = set()
         asleep: dict[str, int] = {}
         for one in self.plan.instants:
@@ -291,14 +293,15 @@ class PlanStudy:
             study = self.study(one) if WORDS[one.word].mode else self.study_of_model(one.model)
             if one.model not in loaded:
                 loaded.add(one.model)
-                yield LOADING, study, sum(asleep.values())
+                yield LOADING, study, sum(asleep.values()), ()
             if one.word == "sleep":
                 last = study.lifetimes.by_category(max(study.lifetimes.ticks - 1, 0))
                 kinds = _parts(one.own.get("parts", "model"))
                 asleep[one.model] = sum(last.get(kind, 0) for kind in kinds)
             else:
                 asleep.pop(one.model, None)
-            yield SAVING if one.word == "save" else IN_STEP, study, sum(asleep.values())
+            gathered = _parts(one.own["full"]) if "full" in one.own and one.own.get("offload", True) else ()
+            yield SAVING if one.word == "save" else IN_STEP, study, sum(asleep.values()), gathered
 
     def _assumed(self) -> Iterator[str]:
         if not self.device.bounded:
@@ -444,7 +447,14 @@ class _Player:
     def _save(self, moment: _Moment) -> None:
         own, model = moment.instant.own, moment.instant.model
         copies = own.get("copies", NOTHING)
-        ids = [] if copies == NOTHING else self.run.copy(model, _parts(copies), deep=True)
+        ids: list[int] = []
+        if "full" in own:
+            study = self.plan.study_of_model(model, "train")
+            _check_shards(study, model)
+            parts = _parts(own["full"])
+            ids = self.run.gather_shards(self.plan.builder(study), model, parts, own.get("offload", True))
+        elif copies != NOTHING:
+            ids = self.run.copy(model, _parts(copies), deep=True)
         if not own.get("stays", False):
             self.run.release(ids)
 
@@ -478,6 +488,19 @@ class _Player:
 
     def _empty_cache(self, moment: _Moment) -> None:
         self.run.empty_cache()
+
+
+def _check_shards(study: Study, model: str) -> None:
+    """Raises UsageError where a model is not in shards that one all-gather of each makes whole."""
+    request = study.request
+    facts = facts_of(request.parallel)
+    if facts is None or not (facts.divides_parameters and facts.shares_samples and facts.library == PYTORCH):
+        why = "A full state dict is followed for shards of FSDP2, tensor by tensor."
+        hint = "Add `parallel: fsdp` and `devices` to its steps, or use `copies`."
+        raise UsageError(f"'{model}' has no shards that a save gathers", why, hint, "SM451")
+    if (request.expert_parallel or 1) > 1:
+        why = "Experts are in shards of shards, which are gathered in two steps that a plan does not follow."
+        raise UsageError(f"the full state dict of '{model}' under --expert-parallel", why, "Save shards.", "SM451")
 
 
 def _parts(word: str) -> tuple[str, ...]:

@@ -12,10 +12,13 @@ import staticmem
 from staticmem.allocators.from_trace import Builder, process_of_trace
 from staticmem.allocators.run import Run
 from staticmem.cli.main import main
+from staticmem.config.config import of_node
 from staticmem.devices.kernels import KernelWorkspaces
+from staticmem.documents import of_plain
 from staticmem.errors import StaticmemError
 from staticmem.report.run import RunReport
 from staticmem.studies import Request, Study
+from staticmem.studies.plan import study_of_config
 
 ROOT = Path(__file__).parents[2]
 RESNET, MOBILENET = str(ROOT / "models" / "resnet18.pt2"), str(ROOT / "models" / "mobilenet_v2.pt2")
@@ -137,6 +140,42 @@ def test_a_copy_of_the_model_is_gone_after_the_save_unless_it_stays() -> None:
     assert run_of("step", "save").instants[1].live_bytes == step.left_bytes
 
 
+FULL: list[tuple[int, dict[str, Any], int, int]] = [
+    (4, {}, 9_437_184, 0),
+    (4, {"offload": False}, 46_758_048, 0),
+    (4, {"offload": False, "stays": True}, 46_758_048, 46_758_048),
+    (4, {"full": "all", "offload": False}, 46_758_048 + 93_516_096, 0),
+    (3, {}, 9_455_616, 0),
+    (3, {"offload": False}, 46_929_456, 0),
+    (3, {"full": "all"}, 9_455_616, 0),
+    (3, {"full": "all", "offload": False}, 46_929_456 + 93_858_912, 0),
+]
+
+
+@pytest.mark.parametrize(("ranks", "own", "peak", "left"), FULL, ids=str)
+def test_a_full_state_dict_takes_what_pytorch_gathers(ranks: int, own: dict[str, Any], peak: int, left: int) -> None:
+    """Bytes that were requested in `get_model_state_dict` and `get_optimizer_state_dict` of PyTorch 2.14.1, with
+    full_state_dict and with and without cpu_offload, after `fully_shard` of ResNet-18 in a fake group of ranks."""
+    step = {"step": {"optimizer": "adamw", "batch": 2, "parallel": "fsdp", "devices": ranks}}
+    node = {"version": 1, "model": RESNET, "plan": {"instants": [step, {"save": {"full": "model", **own}}]}}
+    study = study_of_config(of_node(of_plain(node, "test", ""), ""), None)
+    played = study.play(study.plan.instants)
+    process, moment = played.process, played.moments[1]
+    alive = [0]
+    for call in process.calls[moment.start : moment.end]:
+        alive.append(alive[-1] + (process.sizes[call] if call >= 0 else -process.sizes[~call]))
+    assert (max(alive), alive[-1]) == (peak, left)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"parallel": "ddp", "devices": 4}, {"parallel": "zero3", "devices": 4}], ids=str
+)
+def test_a_full_state_dict_is_that_of_shards_of_fsdp(options: dict[str, Any]) -> None:
+    with pytest.raises(StaticmemError) as caught:
+        run_of({"step": options}, {"save": {"full": "model"}})
+    assert caught.value.code == "SM451"
+
+
 def test_a_model_that_sleeps_takes_its_gradients_along_and_wakes_for_its_step() -> None:
     asleep = run_of("step", "sleep", "step").instants
     assert asleep[0].left_bytes - asleep[1].left_bytes > 2 * PARAMETERS
@@ -199,6 +238,9 @@ ERRORS: list[tuple[Any, str]] = [
     ({"instants": [{"evaluate": {"accumulation_steps": 4}}]}, "SM195"),
     ({"instants": [{"evaluate": {"gather": "list", "gathered": "4 MiB", "keep": "predictions"}}]}, "SM195"),
     ({"instants": [{"evaluate": {"gather": "list", "keep": "loss", "labels": True}}]}, "SM195"),
+    ({"instants": ["step", {"save": {"full": "model", "copies": "model"}}]}, "SM195"),
+    ({"instants": ["step", {"save": {"offload": False}}]}, "SM195"),
+    ({"instants": ["step", {"save": {"stays": True}}]}, "SM195"),
     ({"instants": [{"repeat": {"times": 20_000, "instants": ["step"]}}]}, "SM195"),
     ({"instants": ["empty_cache"]}, "SM440"),
     ({}, "SM194"),
@@ -267,3 +309,15 @@ def test_other_verbs_take_the_training_step_of_a_config_with_a_plan(
 def test_init_writes_a_plan_of_a_model_by_name(tmp_path: Path) -> None:
     assert main(["init", "models:resnet50", "--plan", "-o", str(tmp_path / "staticmem.yaml")]) == 0
     assert 'model: "models:resnet50"' in (tmp_path / "staticmem.yaml").read_text()
+
+
+@pytest.mark.parametrize(("full", "times"), [("model", 1), ("all", 3)])
+def test_the_host_has_the_full_state_dict_that_moves_there(full: str, times: int) -> None:
+    step = {"step": {"optimizer": "adamw", "batch": 2, "parallel": "fsdp", "devices": 4}}
+    host = run_of(step, {"save": {"full": full}}).host
+    plain = run_of(step, {"save": {"full": full, "offload": False}}).host
+    assert host is not None
+    assert plain is not None
+    # besides 9,600 means and variances and 20 counters of batches in blocks of 512 bytes
+    assert times * PARAMETERS < host.parts["checkpoint"] < times * PARAMETERS + 2**17
+    assert plain.parts.get("checkpoint", 0) < PARAMETERS
