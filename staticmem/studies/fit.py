@@ -86,6 +86,7 @@ class _Search:
         self.request = replace(asked, batch=None, accumulate=1)
         self.card = self.bench.card(options.gpu)
         self.error: StaticmemError | None = None
+        self.together: list[tuple[Mapping[str, Any], bool]] = []  # ways of all devices, and whether one is safe
         self.batches = self._micro_batches()
 
     def run(self) -> Fit:
@@ -129,10 +130,24 @@ class _Search:
         ways = list(self._ways(allowed))
         for done, change in enumerate(ways):
             self.options.progress(done, len(ways))
+            if self._needs_more_than_unsafe(change):
+                continue
             request = self._largest(replace(self.request, **change.options))
             if request is not None:
                 return self._add_losses_of_micro_batches(change, request), request
         return None
+
+    def _needs_more_than_unsafe(self, change: _Change) -> bool:
+        """Whether groups of devices would share a model that is not safe on all of them together, which each have less
+        of it."""
+        if change.options.get("replicas") is None or self.study.request.replicas is not None:
+            return False
+        together = {**change.options, "replicas": None}
+        safe = next((safe for options, safe in self.together if options == together), None)
+        if safe is None:
+            safe = self._largest(replace(self.request, **together)) is not None
+            self.together.append((together, safe))
+        return not safe
 
     def _ways(self, allowed: Sequence[str]) -> Iterator[_Change]:
         """From the least that is given up to the most; those of a whole batch and of micro-batches are one."""
@@ -313,6 +328,8 @@ class _Search:
         """
         nearest: tuple[int, _Change, Request] | None = None
         for change in self._ways(self.options.allow):
+            if self._needs_more_than_unsafe(change):
+                continue
             request = self._smallest(replace(self.request, **change.options))
             if request is None:
                 continue

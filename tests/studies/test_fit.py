@@ -184,6 +184,30 @@ def test_groups_that_have_the_whole_model_each() -> None:
         blocks_on("l4", library="transformers", **asked)
 
 
+def test_the_most_groups_that_are_safe_are_taken(tmp_path: Path) -> None:
+    """Four GiB of parameters: two devices share them on 16 GiB, four on 12 GiB. A rank of two sends half of them three
+    times, and 3/4 of its half twice among four; one of four 3/4 three times, and half of its quarter twice."""
+
+    class Block(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8192, 8192, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.layer(x)
+
+    with torch.device("meta"):
+        model, x = torch.nn.Sequential(*[Block() for _ in range(16)]).train(), torch.zeros(2, 8192)
+    path = tmp_path / "wide.pt2"
+    shapes = ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(model, (x,), dynamic_shapes=shapes, strict=False), path)
+    for gpu, replicas, sent in (("16GiB", 4, 9 << 30), ("12GiB", 2, 10 << 30)):
+        result = staticmem.fit(path, gpu, 64, optimizer="adam", devices=8)
+        assert f"--replicas {replicas}" in result.way.flags
+        assert result.way.concessions[0].what.endswith(f"in {replicas} groups that have the whole model each")
+        assert result.cost.sent_bytes == sent
+
+
 def test_bytes_that_a_rank_sends_by_hand() -> None:
     """Rings over 4 ranks send 3/4 of the bytes; 100 gathered, 40 summed, 30 updated, two micro-batches."""
     sent = {name: sent_bytes(name, 4, 100, 40, 30, 2) for name in STRATEGIES if name not in ("tp", "pp")}
