@@ -310,6 +310,16 @@ class PlanStudy:
         for study in self._studies.values():
             for note in study._binding[1]:
                 yield f"{model_name(study.model.path)}: {note.text}"
+        for instant in dict.fromkeys(one.name or one.word for one in self.plan.instants if self._lacks_loss(one)):
+            yield (
+                f"'{instant}' computes no loss, which its model does not return: with labels the loop of Trainer takes "
+                "up to twice the logits in float32 more"
+            )
+
+    def _lacks_loss(self, instant: Instant) -> bool:
+        """Whether an evaluation gathers a loss that its model does not compute."""
+        gathering = _gathering(instant)
+        return gathering is not None and gathering.loss and () not in self.study(instant).result.output_shapes
 
     def _changes(self, before: _Meters) -> Iterator[RunChange]:
         """What makes the run fit, the cheapest first, as replayed."""

@@ -108,6 +108,11 @@ def test_a_loop_may_gather_predictions_or_the_loss_alone() -> None:
     assert more(keep="loss") == 7 * 512
 
 
+def test_a_loss_that_no_evaluation_computes_is_said() -> None:
+    said = [run_of({"evaluate": {"gather": "list", "labels": labels}}).assumed for labels in (True, False)]
+    assert ["computes no loss" in " ".join(one) for one in said] == [True, False]
+
+
 def test_a_report_says_after_how_many_batches_the_gpu_is_full() -> None:
     kept = {"evaluate": {"gather": "list", "gathered": "100 MiB"}}
     report = run_of(kept, gpus=["8GiB"])
