@@ -155,7 +155,7 @@ class Contents:
             self._forget(func, args, kwargs)
             return self._renewed(func, self._make_alone(make))
         if is_read:
-            return self._answered(real, frozenset(symbols), make)
+            return self._answered(real, frozenset(symbols), make, _device_of(args))
         result = self._renewed(func, self._make_alone(make))
         try:
             self._check_size(result, any(isinstance(x, torch.Tensor) for x in tree_leaves(own)))
@@ -187,7 +187,7 @@ class Contents:
             self._keep(tensor, real, frozenset())
         return result
 
-    def _answered(self, real: Any, symbols: frozenset[Any], make: Callable[[], Any]) -> Any:
+    def _answered(self, real: Any, symbols: frozenset[Any], make: Callable[[], Any], device: Any) -> Any:
         """The result of an op that has a number, or as many elements, as tensors hold."""
         if self.reads:
             self.fixed |= symbols
@@ -197,7 +197,7 @@ class Contents:
             return real
         if self.reads:
             with self.mode:
-                result = tree_map(lambda x: torch.empty(x.shape, dtype=x.dtype, device="meta"), real)
+                result = tree_map(lambda x: torch.empty(x.shape, dtype=x.dtype, device=device), real)
         else:
             result = self._make_alone(make)
         self._keep(result, real, symbols)
@@ -322,6 +322,11 @@ class Contents:
 
     def _let_go(self, nbytes: int) -> None:
         self.held -= nbytes
+
+
+def _device_of(args: Any) -> torch.device:
+    """Of what an op reads."""
+    return next((x.device for x in tree_leaves(args) if isinstance(x, torch.Tensor)), torch.device("meta"))
 
 
 class KnownContents(FakeTensorMode):  # type: ignore[misc]
