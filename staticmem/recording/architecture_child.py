@@ -22,6 +22,7 @@ from staticmem.child import FailedError, answer, limit_memory
 from staticmem.errors import StaticmemError, described
 from staticmem.frontends.recording_format import ALL
 from staticmem.recording import surroundings
+from staticmem.recording.attempts import closed_when_late
 from staticmem.recording.example_inputs import Built, Example
 from staticmem.recording.labels import add_labels, loss_function
 from staticmem.recording.model_inputs import ModelInputs
@@ -78,7 +79,9 @@ def _written(job: Mapping[str, Any], built: Built) -> dict[str, Any]:
             request = ExportRequest(built.module, built.args, job["kind"], train=job["train"], kwargs=kwargs, axes=axes)
             data, lines = graph_file(request)
         else:
-            data = pack({**_recorded(built, job), **loss_function(built.module)})
+            with closed_when_late():
+                document = _recorded(built, job)
+            data = pack({**document, **loss_function(built.module)})
     except StaticmemError as error:
         raise FailedError("graph" if job["kind"] else "run", f"{error.what}: {error.why}") from error
     with open(job["file"], "wb") as file:

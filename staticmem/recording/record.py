@@ -31,6 +31,7 @@ from staticmem.frontends import traced_sizes
 from staticmem.frontends.output_names import name_of
 from staticmem.ir.model_file import TracedSizes
 from staticmem.recording import WITHOUT_DATA, asks_for_contents, gpu, halved, rows, tracing
+from staticmem.recording.attempts import first_accepted
 from staticmem.recording.contents import MOST_WEIGHTS, Contents, Made, can_follow, known_literals
 from staticmem.recording.device_answers import as_on_gpu
 from staticmem.recording.functions import recorded
@@ -103,48 +104,58 @@ def record(
     """
     _refuse_wrapped_weights(module)
     keywords = dict(kwargs or {})
+    leaves = tree_leaves((tuple(args), keywords))
     last: Exception | None = None
     of_inference: dict[str, Any] | None = None  # one that has the sizes as given in inference alone
     attempts = tracing.attempts(axes if axes is not None else tracing.open_axes(args, keywords))
     # `model.cuda()` leaves plain tensors on the CPU. Code that does not run so may move them in another way
     hosts = (True, False) if _has_plain_tensors(module) else (False,)
-    for opened, on_host, decides in itertools.product(attempts, hosts, (False, True)):
-        asks = spread is None and asks_for_contents(f"{type(last).__name__} {last}")
-        if decides and not (asks and can_follow()):
-            continue
-        given, named = tracing.doubled(args, keywords, opened)
-        try:
-            with (
-                torch.random.fork_rng(devices=[]),
-                _fake(module, given, named, opened, on_host) as call,
-                gpu.meta_as_gpu(),
-                as_on_gpu() as asked_of_gpu,
-                tracing.quiet(),
-                tracing.oblivious(),
-                known_arithmetic(),
-                known_answers(),
-                call.knowing_contents(tree_leaves((tuple(args), keywords)), decides, input_values or {}, spread),
-            ):
-                call.loss, call.progress, call.loop = loss, progress or call.progress, loop
-                call.part = part
-                document = call.document(tree_leaves((tuple(args), keywords)), opened)
-                document |= {"asked_of_gpu": sorted(asked_of_gpu)} if asked_of_gpu else {}
-        except Exception as error:
-            last = error
-            if "saved tensor hooks" in str(error):  # as it runs: torch.func allows none, and they see what is saved
-                last = gpu.UnrecordedGradientError("it takes gradients by torch.func (grad, vjp, jacrev)")
-            continue
+
+    def documents(opened: Sequence[tracing.Axes]) -> Iterator[dict[str, Any]]:
+        nonlocal last
+        for on_host, decides in itertools.product(hosts, (False, True)):
+            asks = spread is None and asks_for_contents(f"{type(last).__name__} {last}")
+            if decides and not (asks and can_follow()):
+                continue
+            given, named = tracing.doubled(args, keywords, opened)
+            try:
+                with (
+                    torch.random.fork_rng(devices=[]),
+                    _fake(module, given, named, opened, on_host) as call,
+                    gpu.meta_as_gpu(),
+                    as_on_gpu() as asked_of_gpu,
+                    tracing.quiet(),
+                    tracing.oblivious(),
+                    known_arithmetic(),
+                    known_answers(),
+                    call.knowing_contents(leaves, decides, input_values or {}, spread),
+                ):
+                    call.loss, call.progress, call.loop = loss, progress or call.progress, loop
+                    call.part = part
+                    document = call.document(leaves, opened)
+                    document |= {"asked_of_gpu": sorted(asked_of_gpu)} if asked_of_gpu else {}
+            except Exception as error:
+                last = error
+                if "saved tensor hooks" in str(error):  # as it runs: torch.func allows none, and they see what is saved
+                    last = gpu.UnrecordedGradientError("it takes gradients by torch.func (grad, vjp, jacrev)")
+                continue
+            yield document
+
+    def accept(document: dict[str, Any]) -> bool:
+        nonlocal of_inference
         sizes = traced_sizes.of_content(document["sizes"])
         asked = replace(sizes, conditions=tuple(document["training_conditions"]))
-        fixed = _note_fixed_axes(document, tree_leaves((tuple(args), keywords)), axes or ())
+        fixed = _note_fixed_axes(document, leaves, axes or ())
         if as_given and any(size != given for size, given in fixed):
-            continue
-        if not as_given or (sizes.refusal(sizes.example) is None and asked.refusal(sizes.example) is None):
-            return document
-        if sizes.refusal(sizes.example) is None:
-            of_inference = of_inference or document
-    if of_inference is not None:
-        return of_inference
+            return False
+        holds = sizes.refusal(sizes.example) is None
+        of_inference = of_inference or (document if holds else None)
+        return not as_given or (holds and asked.refusal(sizes.example) is None)
+
+    document = first_accepted(attempts, documents, accept, not _is_doubled(args, keywords, attempts[0]))
+    document = of_inference if document is None else document
+    if document is not None:
+        return document
     assert last is not None
     reason = next((line.strip() for line in str(last).splitlines() if line.strip()), type(last).__name__)
     hint = WITHOUT_DATA
@@ -153,6 +164,12 @@ def record(
     raise ModelFileError(
         f"{type(module).__name__} cannot be recorded", f"{type(last).__name__}: {reason[:300]}", hint, code="SM175"
     ) from last
+
+
+def _is_doubled(args: Sequence[Any], kwargs: Mapping[str, Any], axes: Sequence[tracing.Axes]) -> bool:
+    """Whether a batch of 1 is recorded as 2 where it is open: code may not run with 1 (batch norm in training)."""
+    before, after = tree_leaves((tuple(args), kwargs)), tree_leaves(tracing.doubled(args, kwargs, axes))
+    return any(one is not other for one, other in zip(before, after, strict=True))
 
 
 def _note_fixed_axes(

@@ -27,6 +27,7 @@ from staticmem.frontends import recording_format as written
 from staticmem.ops import lookup
 from staticmem.ops.tags import DATA_SIZED, FOUND
 from staticmem.recording import gpu
+from staticmem.recording.attempts import check_time
 from staticmem.recording.contents import Contents
 from staticmem.recording.device_answers import on_meta
 from staticmem.recording.holders import Holder, Holders
@@ -238,6 +239,7 @@ class Watch(SchemaCheckMode):  # type: ignore[misc]
                 if func.has_kernel_for_dispatch_key(_COMPOSITE):
                     return func.decompose(*args, **(kwargs or {}))
                 return wrapper.__torch_dispatch__(func, types, args, kwargs)
+        check_time()
         args, kwargs = on_meta(args, kwargs or {})
         if self.paused:
             return func(*args, **kwargs)
