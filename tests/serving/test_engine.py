@@ -221,7 +221,7 @@ def test_requests_of_lengths(tmp_path: Path) -> None:
     assert two.kv_cache_blocks / 200 < two.at_once_95 < two.at_once
     assert serve(max_len=8192, lengths="uniform(16, 16)").serve.at_once_95 == 1024
     assert serve(max_len=8192).serve.at_once is None
-    with pytest.raises(UsageError, match="lengths cannot be read"):
+    with pytest.raises(UsageError, match="neither a distribution nor a file"):
         serve(lengths=str(tmp_path / "none.txt"))
 
 
