@@ -23,6 +23,7 @@ _SIDE = 448  # of an image, where the config has none
 _NO_DATA = re.compile(r"\b(on|out of|a|with) meta tensors?\b|register_meta", re.IGNORECASE)
 _TOKENS = ("image_token_id", "image_token_index", "image_token", "img_context_token_id")
 _GRIDS = ("image_grid_thw", "grid_thw", "image_grid_hws")
+_MERGES = ("spatial_merge_size", "merge_size", "merge_kernel_size")
 _KINDS = ("mm_token_type_ids", "token_type_ids")  # 1 where the token is one of an image
 
 
@@ -32,6 +33,7 @@ class Images:
     def __init__(self, model: Any, config: Any, batch: int, each: int, side: int | None) -> None:
         self.model, self.config, self.batch, self.each = model, config, batch, each
         self.facts = Facts(config)
+        self.is_asked = side is not None
         self.side = side or (self.facts.sides() or (_SIDE, _SIDE))[0]
         self.contents: dict[str, Callable[[tuple[int, ...]], torch.Tensor]] = {}
         self.inputs: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
@@ -60,6 +62,9 @@ class Images:
             ends = [1, rows, rows] if grid != "image_grid_hws" else [rows, rows]
             self._add(grid, torch.tensor([ends] * self.count))
             return
+        merge, patch = self._merge_in_pictures(), self._patch()
+        if not self.is_asked and merge > 1 and (self.side // patch) % merge:  # its code cannot merge such patches
+            self.side = max(self.side // (patch * merge), 1) * patch * merge
         picture = (channels, self.side, self.side)
         forms = [(self.count, *picture), (self.batch, self.each, *picture)]
         tiled = [(self.count, tiles, *picture) for tiles in _TILES]
@@ -111,8 +116,12 @@ class Images:
         return int(size[0] if isinstance(size, (list, tuple)) else size)
 
     def _merge(self) -> int:
-        size = self.facts.of(("spatial_merge_size", "merge_size", "merge_kernel_size"), IMAGES) or 1
+        size = self.facts.of(_MERGES, IMAGES) or 1
         return int(size[0] if isinstance(size, (list, tuple)) else size)
+
+    def _merge_in_pictures(self) -> int:
+        """Of rows of patches that become one token: Idefics3 has a word of its own for it."""
+        return int(self.facts.number(("scale_factor",)) or self._merge())
 
     def tokens(self) -> int:
         """Tokens that stand for the images of one sample; 0 where none do (the text is embedded beside them)."""
@@ -125,6 +134,9 @@ class Images:
         if self.features is not None:
             return int(sum(t.numel() // t.shape[-1] for t in self.features) // self.batch)
         said = self.facts.number(("mm_tokens_per_image", "image_seq_length", "image_seq_len", "num_image_tokens"))
+        merge = self._merge_in_pictures()
+        if not said and merge > 1:
+            said = (self.side // self._patch() // merge) ** 2
         return self.each * int(said) if said else 0
 
     def ids(self, tokens: int) -> Callable[[tuple[int, ...]], torch.Tensor]:
