@@ -329,12 +329,9 @@ class _RepeatedCalls(KnownContents):
         shape, strides, offset = tuple(result.shape), result.stride(), result.storage_offset()
         if argument < 0:
             return _Result(-1, result.fake_device, form=(shape, strides, offset, result.dtype, storage.nbytes()))
-        try:
-            with _enter_kernel(self), self.shape_env.suppress_guards():
-                pattern = _sizes(shape, strides, offset, result.dtype, 0)
-                pattern.numel(), pattern.is_contiguous()
-        except symbolic_shapes.GuardOnDataDependentSymNode:  # the code did not ask for it
-            return None
+        with _enter_kernel(self), self.shape_env.suppress_guards():
+            pattern = _sizes(shape, strides, offset, result.dtype, 0)
+            pattern.numel(), pattern.is_contiguous()
         return _Result(argument, result.fake_device, pattern)
 
     def _again(self, result: _Result, args: Any) -> Any:
