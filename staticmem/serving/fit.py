@@ -19,7 +19,7 @@ from staticmem.frontends.architectures import CONFIG, architecture_of
 from staticmem.report.fit import PRECISION
 from staticmem.report.formats import JSON, Format
 from staticmem.report.model import NoteInfo
-from staticmem.report.text import PLAIN, Text, View
+from staticmem.report.text import PLAIN, Text, View, printable
 from staticmem.scenario.request import OPTIONS, Request, as_flags, flags_of
 from staticmem.serving.engine import Engine
 from staticmem.serving.formats import stands, starts_with, verdict
@@ -196,7 +196,7 @@ def _command(path: str, request: Request, report: ServeReport, rules: Rules) -> 
     ranks = ("tensor_parallel", "pipeline_parallel")
     told |= {name: getattr(scenario, name) for name in ranks if getattr(scenario, name) > 1}
     told |= {"revision": revision} if revision else {}
-    parts = [f"{flags[name]} {value}" for name, value in told.items()]
+    parts = [f"{flags[name]} {shlex.quote(str(value))}" for name, value in told.items()]
     parts += [flags["enforce_eager"]] * scenario.enforce_eager
     return " ".join([rules.data["command"], shlex.quote(model), *parts])
 
@@ -212,7 +212,8 @@ def _source(path: str) -> tuple[str, str]:
 
 def script(result: ServeFit) -> str:
     """The file that starts the engine."""
-    return f"#!/bin/sh\n# {result.answer}\n# Predicted by: {result.analyze}\nexec {result.command}\n"
+    comments = printable(result.answer), f"Predicted by: {printable(result.analyze)}"  # a name ends no comment
+    return "\n".join(["#!/bin/sh", *(f"# {line}" for line in comments), f"exec {result.command}", ""])
 
 
 def answer(result: ServeFit) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from staticmem.devices.gpus import find
 from staticmem.errors import ModelFileError, StaticmemError, UsageError
 from staticmem.ir import dtypes
 from staticmem.report.schema import schema
+from staticmem.scenario.request import Request
 from staticmem.serving.cache import cache_of
 from staticmem.serving.decoder import Decoder, decoder_of
+from staticmem.serving.fit import script, serve_fit
 from staticmem.serving.packing import packed_of
 from staticmem.serving.profile_run import Run, profiled
 from staticmem.serving.report import ServeReport
@@ -494,6 +497,17 @@ def test_other_verbs_say_where_it_is(verb: str, capsys: pytest.CaptureFixture[st
 def test_flags_of_an_engine_need_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(ROOT / "models" / "seed.pt2"), "--max-seqs", "8"]) == 0
     assert "--max-seqs is not used: it needs --mode serve" in capsys.readouterr().out
+
+
+def test_a_name_ends_no_comment_of_the_script(tmp_path: Path) -> None:
+    folder = tmp_path / "a\ntouch b"
+    folder.mkdir()
+    (folder / "config.json").write_text(Path(LLAMA).read_text())
+    asked = Request(mode="serve", gpu="h100", max_len=8192)
+    text = script(serve_fit(str(folder / "config.json"), asked, None, less_precise=False))
+    comments, command = text.split("exec ")
+    assert [line[:1] for line in comments.splitlines()] == ["#"] * 3
+    assert shlex.split(command)[:3] == ["vllm", "serve", str(folder)]
 
 
 def test_a_config_asks_for_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
