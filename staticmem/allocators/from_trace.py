@@ -37,7 +37,7 @@ from staticmem.allocators.process import (
     Workspace,
     WorkspaceModel,
 )
-from staticmem.eager.trace import OPEN, Buffer, Trace
+from staticmem.eager.trace import OPEN, Buffer, Convolution, Trace
 
 DataSource: TypeAlias = Literal["resident", "each-step", "handed-over"]
 _FIXED = ("parameter", "buffer", "gradient", "optimizer_state", "communication")  # they do not grow with the batch
@@ -143,7 +143,7 @@ class Builder:
         """The step as (tick, index, workspace): a birth of buffer `index`, a death of buffer ~`index`, or a workspace
         of kernel `index`, as its index in `spaces`."""
         script: list[tuple[int, int, int]] = []
-        buffers, first, masks = self.trace.buffers, self.first, self._masks()
+        buffers, first, masks = self.trace.buffers, self.first, self._swapped()
         changes: list[int | None] = [None] * (self.trace.ticks - first)  # a tick has one
         for id, born in enumerate(buffers.born):
             if born >= first:
@@ -165,17 +165,20 @@ class Builder:
                 script += [(tick, kernel, space) for kernel, space in after[tick]]
         return script
 
-    def _masks(self) -> dict[int, int]:
-        """Which buffer is allocated where the trace has another: the two of a kernel that allocates its mask first."""
+    def _swapped(self) -> dict[int, int]:
+        """Which buffer is allocated where the trace has another: the first two of a kernel that makes its second result
+        before its first."""
         kernels = {index for index, name in enumerate(self.trace.kernels.names) if name in MASK_FIRST}
+        for index, reads in self.trace.reads.items():
+            if any(isinstance(read, Convolution) and read.makes_weight_gradient_first for read in reads):
+                kernels.add(index)
         results: dict[int, list[int]] = {}
         for id, kernel in enumerate(self.trace.buffers.kernels) if kernels else ():
             if kernel in kernels:
                 results.setdefault(kernel, []).append(id)
         swapped: dict[int, int] = {}
-        for pair in results.values():
-            if len(pair) == 2:
-                swapped.update(zip(pair, reversed(pair), strict=True))
+        for first, second, *_ in (pair for pair in results.values() if len(pair) > 1):
+            swapped |= {first: second, second: first}
         return swapped
 
     def _schedule(self, before: _AtTick, after: _AtTick) -> None:
