@@ -37,7 +37,9 @@ from staticmem.allocators.process import (
     Workspace,
     WorkspaceModel,
 )
+from staticmem.eager.strides import prefers_channels_last
 from staticmem.eager.trace import OPEN, Buffer, Convolution, Trace
+from staticmem.ir.dtypes import float16
 
 DataSource: TypeAlias = Literal["resident", "each-step", "handed-over"]
 _FIXED = ("parameter", "buffer", "gradient", "optimizer_state", "communication")  # they do not grow with the batch
@@ -170,15 +172,17 @@ class Builder:
         before its first."""
         kernels = {index for index, name in enumerate(self.trace.kernels.names) if name in MASK_FIRST}
         for index, reads in self.trace.reads.items():
-            if any(isinstance(read, Convolution) and read.makes_weight_gradient_first for read in reads):
-                kernels.add(index)
+            for read in reads:
+                if isinstance(read, Convolution) and _makes_weight_gradient_first(read):
+                    kernels.add(index)
         results: dict[int, list[int]] = {}
         for id, kernel in enumerate(self.trace.buffers.kernels) if kernels else ():
             if kernel in kernels:
                 results.setdefault(kernel, []).append(id)
         swapped: dict[int, int] = {}
-        for first, second, *_ in (pair for pair in results.values() if len(pair) > 1):
-            swapped |= {first: second, second: first}
+        for ids in results.values():
+            if len(ids) > 1:
+                swapped |= {ids[0]: ids[1], ids[1]: ids[0]}
         return swapped
 
     def _schedule(self, before: _AtTick, after: _AtTick) -> None:
@@ -494,6 +498,21 @@ def loaded_packed(process: Process) -> Process:
 def spaces_of(workspaces: WorkspaceModel | None) -> list[tuple[int, Workspace]]:
     """The kernels that take workspaces, once for each that they take."""
     return [(kernel, space) for kernel, taken in workspaces.taken() for space in taken] if workspaces else []
+
+
+def _makes_weight_gradient_first(call: Convolution) -> bool:
+    """Whether the gradient of the weight is allocated before that of the input, which is returned first: in PyTorch's
+    own kernels of depthwise convolutions, which cuDNN does not run in NCHW, but for some in float16.
+
+    Source: aten/src/ATen/native/cuda/DepthwiseConv2d.cu (`conv_depthwise2d_backward_cuda_out`),
+    aten/src/ATen/native/Convolution.cpp (`is_depthwise`, `use_cudnn_depthwise`).
+    """
+    x, w = call.input, call.weight
+    is_depthwise = call.groups > 1 and x.shape[1] == call.groups and w.shape[0] % x.shape[1] == 0
+    if not is_depthwise or call.transposed or call.gradients != (True, True) or len(call.stride) > 2:
+        return False
+    last = prefers_channels_last(x.shape, x.strides) or prefers_channels_last(w.shape, w.strides)
+    return not last and call.result.dtype is not float16
 
 
 def of_its_size(trace: Trace, buffer: int, others: Iterable[int]) -> list[int]:

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, overload
 
 from staticmem.eager.reasons import Reason
-from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, form_of, prefers_channels_last
-from staticmem.ir.dtypes import DType, float16
+from staticmem.eager.strides import Form, Shape, Strides, contiguous_strides, form_of
+from staticmem.ir.dtypes import DType
 
 ROUND = 512  # bytes; kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp: every block is a multiple of it
 OPEN = 2**32 - 1  # the end of a lifetime or hold that does not end in the trace; no trace has as many ticks
@@ -97,21 +97,6 @@ class Convolution(NamedTuple):
     groups: int
     transposed: bool
     gradients: tuple[bool, bool] | None = None
-
-    @property
-    def makes_weight_gradient_first(self) -> bool:
-        """Whether the gradient of the weight is allocated before that of the input, which is returned first: in
-        PyTorch's own kernels of depthwise convolutions, which cuDNN does not run in NCHW, but for some in float16.
-
-        Source: aten/src/ATen/native/cuda/DepthwiseConv2d.cu (`conv_depthwise2d_backward_cuda_out`),
-        aten/src/ATen/native/Convolution.cpp (`is_depthwise`, `use_cudnn_depthwise`).
-        """
-        channels = self.input.shape[1]
-        is_depthwise = self.groups > 1 and channels == self.groups and self.weight.shape[0] % channels == 0
-        if not is_depthwise or self.transposed or self.gradients != (True, True) or len(self.stride) > 2:
-            return False
-        last = any(prefers_channels_last(form.shape, form.strides) for form in (self.input, self.weight))
-        return not last and self.result.dtype is not float16
 
 
 class Copies(NamedTuple):

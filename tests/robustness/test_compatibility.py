@@ -224,7 +224,10 @@ def formats() -> dict[str, list[str]]:
 
 FORMATS = formats()
 # DeepSpeed has no settings for one device, and the saved report has no figures of the host
-LACKING = {("fit", "deepspeed"), *(("report", name) for name in ("k8s", "trainjob", "slurm"))}
+LACKING = {
+    *(("fit", name) for name in ("deepspeed", "llama-factory", "axolotl")),
+    *(("report", name) for name in ("k8s", "trainjob", "slurm")),
+}
 COMMANDS: dict[str, list[str]] = {
     **{
         f"{verb} {format_}": ["analyze" if verb == "session" else verb, *words, "-f", format_]
