@@ -38,7 +38,7 @@ from staticmem.allocators.process import (
     WorkspaceModel,
 )
 from staticmem.eager.strides import prefers_channels_last
-from staticmem.eager.trace import OPEN, Buffer, Convolution, Trace
+from staticmem.eager.trace import OPEN, Buffer, Convolution, Trace, is_depthwise
 from staticmem.ir.dtypes import float16
 
 DataSource: TypeAlias = Literal["resident", "each-step", "handed-over"]
@@ -145,11 +145,11 @@ class Builder:
         """The step as (tick, index, workspace): a birth of buffer `index`, a death of buffer ~`index`, or a workspace
         of kernel `index`, as its index in `spaces`."""
         script: list[tuple[int, int, int]] = []
-        buffers, first, masks = self.trace.buffers, self.first, self._swapped()
+        buffers, first, swapped = self.trace.buffers, self.first, self._swapped()
         changes: list[int | None] = [None] * (self.trace.ticks - first)  # a tick has one
         for id, born in enumerate(buffers.born):
             if born >= first:
-                changes[born - first] = masks.get(id, id)
+                changes[born - first] = swapped.get(id, id)
         for id, died in enumerate(buffers.died):
             if first <= died < OPEN:
                 changes[died - first] = ~id
@@ -502,14 +502,15 @@ def spaces_of(workspaces: WorkspaceModel | None) -> list[tuple[int, Workspace]]:
 
 def _makes_weight_gradient_first(call: Convolution) -> bool:
     """Whether the gradient of the weight is allocated before that of the input, which is returned first: in PyTorch's
-    own kernels of depthwise convolutions, which cuDNN does not run in NCHW, but for some in float16.
+    own kernel of depthwise convolutions. cuDNN runs those in channels_last instead, and some in float16, which
+    `devices.conv_workspace.runs_on_cudnn` has for a card.
 
-    Source: aten/src/ATen/native/cuda/DepthwiseConv2d.cu (`conv_depthwise2d_backward_cuda_out`),
-    aten/src/ATen/native/Convolution.cpp (`is_depthwise`, `use_cudnn_depthwise`).
+    Source: aten/src/ATen/native/cuda/DepthwiseConv2d.cu, `conv_depthwise2d_backward_cuda_out`.
     """
+    if call.gradients != (True, True) or call.groups == 1 or call.transposed or len(call.stride) > 2:
+        return False
     x, w = call.input, call.weight
-    is_depthwise = call.groups > 1 and x.shape[1] == call.groups and w.shape[0] % x.shape[1] == 0
-    if not is_depthwise or call.transposed or call.gradients != (True, True) or len(call.stride) > 2:
+    if not is_depthwise(x.shape[1], w.shape[0], call.groups):
         return False
     last = prefers_channels_last(x.shape, x.strides) or prefers_channels_last(w.shape, w.strides)
     return not last and call.result.dtype is not float16

@@ -1,5 +1,4 @@
-"""A step of a loop that is one of its steps before with other ids and sizes: its calls are shifted, and not worked out
-again.
+"""Steps of a loop that differ from an earlier one in ids and sizes alone: its calls are shifted, not worked out again.
 
 A run of a thousand steps has few different ones. What a step asks for is given by its script, by what it finds on the
 GPU, and by whether its batch has the sizes of the one before. Where these are as they were, it releases the same of
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from staticmem.allocators.from_trace import Builder, of_its_size
 from staticmem.allocators.process import Mark
 
-Key: TypeAlias = "tuple[str, str, str, int]"  # owner, category, name, and the how manieth buffer with that name
+Key: TypeAlias = "tuple[str, str, str, int]"  # owner, category, name, and its number among buffers of that name
 _BY_BUFFER = ("buffers", "kernels", "scales", "sources")  # lists of a builder, by id
 _BY_ID = ("whats", "fallbacks", "bounds", "strays", "streams")  # its dictionaries, of some ids
 
@@ -63,8 +62,8 @@ class Position:
 
 @dataclass(frozen=True)
 class RepeatedStep:
-    """A step that was worked out. Its own ids are counted from its first one; those that it was handed, by their place,
-    are negative where both occur."""
+    """A step that was worked out. An id of its own is written as its distance from the step's first; where it may also
+    be one that the step before handed over, that is `~place` among those (`Handed.ids`)."""
 
     conditions: Conditions
     script: Sequence[Any]  # of the step, which tells it from others

@@ -66,8 +66,7 @@ class Convolution:
 
     @property
     def depthwise(self) -> bool:
-        """`is_depthwise` of aten/src/ATen/native/Convolution.cpp: each group reads one channel."""
-        return self.groups > 1 and self.x[1] == self.groups and self.w[0] % self.x[1] == 0
+        return self.groups > 1 and trace.is_depthwise(self.x[1], self.w[0], self.groups)
 
 
 _SWAPPED = {FORWARD: BACKWARD_DATA, BACKWARD_DATA: FORWARD, BACKWARD_FILTER: BACKWARD_FILTER}

@@ -99,6 +99,14 @@ class Convolution(NamedTuple):
     gradients: tuple[bool, bool] | None = None
 
 
+def is_depthwise(channels: int, filters: int, groups: int) -> bool:
+    """Whether each group of a convolution reads one channel.
+
+    Source: aten/src/ATen/native/Convolution.cpp, `is_depthwise`.
+    """
+    return groups > 1 and channels == groups and filters % channels == 0
+
+
 class Copies(NamedTuple):
     """Inputs that a kernel makes contiguous for itself, in bytes."""
 
