@@ -24,7 +24,7 @@ NESTED_CONDITIONALS = 0  # conditional expressions within one another
 PLACES_OF_COMBINATIONS = 1  # files that refuse options for others that are given
 # of the package; aim: 88,000, with 1,500 for the liveness graph, 1,500 for the first minute, 4,000 for models by name,
 # 4,000 for runs, 2,500 for serving engines
-LINES = 112_871
+LINES = 112_892
 WALK = {"files": 172, "functions": 1_808, "switches": 312}  # of one request; aim: 150, 1,500, 200
 
 

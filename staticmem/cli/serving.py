@@ -54,7 +54,10 @@ def size(args: argparse.Namespace, asked: Request, cards: Sequence[Gpu], name: s
 
 
 def _goes_with_the_mode() -> UsageError:
-    what, why = "--concurrency and --mode serve go together", "They ask what serves so many requests at once."
+    what, why = (
+        "--concurrency and --mode serve go together",
+        "--concurrency is how many requests the engine holds at once.",
+    )
     return UsageError(what, why, "Example: --mode serve --concurrency 64 --max-len 32768", "SM602")
 
 
@@ -108,7 +111,7 @@ def fit(args: argparse.Namespace, asked: Request, name: str) -> int:
     _check_format(name, FITS)
     others = sorted({*args.allow} - {"precision"})
     if others:
-        what, why = f"--allow {others[0]} of an engine", "It trains nothing; precision permits numbers of 8 bits."
+        what, why = f"--allow {others[0]} with --mode serve", "An engine trains nothing; precision permits 8 bits."
         raise UsageError(what, why, "Use --allow precision.", "SM602")
     from staticmem.serving.fit import FILE, script, serve_fit
 

@@ -23,7 +23,7 @@ from typing import Any
 from staticmem.config.fields import DECODING, INFERENCE, OF_MODEL, STEP, Either, Entry, Table
 from staticmem.documents import DocumentError, Node
 from staticmem.frontends import architectures
-from staticmem.scenario.kinds import UNKNOWN_KEY, Bytes, Choice, ListOf, Named, Switch, Text, Whole, wrong
+from staticmem.scenario.kinds import UNKNOWN_KEY, WRONG_VALUE, Bytes, Choice, ListOf, Named, Switch, Text, Whole, wrong
 
 MOST_INSTANTS = 10_000  # of a plan, once its repetitions are written out: each is replayed
 STEPS_OF_TRAINING, BATCHES = 3, 3  # `times` by default: reserved memory may peak in any of the first three
@@ -273,26 +273,37 @@ def _check_parts(models: Mapping[str, ModelSource]) -> None:
                 raise DocumentError(what, why, "Correct the name.", UNKNOWN_KEY)
 
 
+def _misfit(node: Node, what: str, why: str, hint: str) -> DocumentError:
+    """The error of keys of an instant that do not go together."""
+    return DocumentError(f"{node.place}: {what}", why, hint, WRONG_VALUE)
+
+
 def _check_gather(table: Mapping[str, Any], node: Node) -> None:
     """Raises DocumentError where an evaluation says what it gathers, and gathers nothing, or says it twice."""
     given = [key for key in OF_GATHER if key in table]
     if given and table.get("gather", NOTHING) == NOTHING:
-        raise wrong(node, f"`{given[0]}` is of outputs that are gathered.", "Add `gather: concat`, or `gather: list`.")
+        why = "It says how an evaluation gathers, and this one does not."
+        raise _misfit(node, f"`{given[0]}` without `gather`", why, "Add `gather: concat`, or `gather: list`.")
     if "gathered" in given and "keep" in given:
-        raise wrong(node, "`gathered` and `keep` both say what is gathered.", "Leave one of them out.")
+        why = "Both say what is gathered of a batch."
+        raise _misfit(node, "`gathered` and `keep` together", why, "Leave one of them out.")
     if table.get("keep") == LOSS and table.get("labels"):
-        raise wrong(node, "With the loss alone no labels are gathered.", "Leave `labels` out.")
+        why = "With the loss alone no labels are gathered."
+        raise _misfit(node, "`keep: loss` with `labels`", why, "Leave `labels` out.")
 
 
 def _check_save(table: Mapping[str, Any], node: Node) -> None:
     """Raises DocumentError where what a save says of copies is of none."""
     if "full" in table and "copies" in table:
-        raise wrong(node, "`full` gathers, and `copies` copies what a rank has.", "Leave one of them out.")
+        why = "`full` gathers the shards of all ranks, `copies` copies those of one."
+        raise _misfit(node, "`full` and `copies` together", why, "Leave one of them out.")
     if "offload" in table and "full" not in table:
-        raise wrong(node, "`offload` is of a full state dict.", "Add `full: model`.")
+        why = "It says where a full state dict goes."
+        raise _misfit(node, "`offload` without `full`", why, "Add `full: model`.")
     is_on_gpu = table.get("copies", NOTHING) != NOTHING or ("full" in table and not table.get("offload", True))
     if table.get("stays") and not is_on_gpu:
-        raise wrong(node, "`stays` is of copies on the GPU.", "Add `copies: model`, or leave it out.")
+        why = "This save leaves nothing on the GPU that could stay."
+        raise _misfit(node, "`stays` without a copy", why, "Add `copies: model`, or leave it out.")
 
 
 def _add(

@@ -196,7 +196,7 @@ def hint_for(word: str, names: Collection[str]) -> str:
     """A hint for a name that is not known: what it means, or what is spelled alike; empty where nothing is."""
     for strategy, *degrees in map(str.split, _DEGREES):
         if _hyphened(word) in degrees and "parallel" in names:
-            return f"Write --parallel {strategy} --devices N, in a config `parallel: {strategy}` and `devices: N`."
+            return f"Write --parallel {strategy} --devices N; in a config, `parallel: {strategy}` and `devices: N`."
     meant = meant_name(word, names)
     if meant:
         return f"Did you mean '{meant}'?"

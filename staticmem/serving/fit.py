@@ -232,10 +232,10 @@ def render(result: ServeFit, view: View = PLAIN) -> str:
     text = Text(view)
     text.answer(answer(result), *([] if result.fits else [_not_sure(result)]))
     if len(result.tried) > 1:
-        text.heading("Tried, beside what was given")
+        text.heading("Tried, in addition to the given flags")
         heads = ("flags", "", "tokens", "at once", "at least")
         text.columns([heads, *(_cells(way) for way in result.tried)], right=(2, 3, 4))
-    text.heading("Starts it, and predicts it" if result.fits else "Predicts it")
+    text.heading("The command, and its prediction" if result.fits else "The prediction")
     if result.fits:
         text.add(f"  {result.command}")
     text.add(f"  {result.analyze}")

@@ -69,7 +69,7 @@ def serve_report(path: str, request: Request) -> report.ServeReport:
         ModelFileError: no config of a decoder that is covered (SM601).
     """
     if request.gpu is None:
-        why = "An engine takes a share of a card."
+        why = "How much memory an engine takes depends on the card."
         raise UsageError("no card to serve on", why, "Add --gpu h100.", "SM602")
     card = gpus.find(request.gpu, file=request.gpus_file)
     if not is_covered(card):

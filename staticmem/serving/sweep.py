@@ -74,7 +74,7 @@ def serve_sweep(
         UsageError: there is no card, or one that is not known.
     """
     if not cards:
-        why = "An engine takes a share of a card."
+        why = "How much memory an engine takes depends on the card."
         raise UsageError("no card to serve on", why, "Add --gpu h100.", "SM602")
     file = configurations[0].request.gpus_file if configurations else None
     slugs = tuple([gpus.find(card, file=file).slug for card in cards])

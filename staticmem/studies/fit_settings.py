@@ -125,9 +125,9 @@ def check_fit(study: Study, options: Options) -> None:
         raise UsageError("there is no training step to fit", why, "Name an optimizer: --optimizer adamw", "SM294")
     asked = options.library
     if asked is not None and LIBRARIES[asked].of_transformers and not _is_of_transformers(study.graph):
-        why = "No module of this one is a class of transformers.models."
+        why = "This model has no module of that package."
         hint = "Example: staticmem fit hf:Qwen/Qwen3-8B --optimizer adamw --gpu h100, or -f pytorch."
-        raise UsageError(f"{LIBRARIES[asked].title} trains models of transformers", why, hint, "SM295")
+        raise UsageError(f"{LIBRARIES[asked].title} trains models of transformers alone", why, hint, "SM295")
     if request.optimizer not in WRITTEN:
         why = "Which parameters it has, and which another optimizer, the author of the model decides."
         hint = "'staticmem levers' says what makes the step smaller."

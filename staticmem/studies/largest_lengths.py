@@ -40,7 +40,7 @@ def find_largest(instants: Sequence[Instant], replay: Callable[[Sequence[Instant
     """
     number = next((at for at, one in enumerate(instants) if "lengths" in one.own), None)
     if number is None:
-        why = "What is looked for is the budget of batches of many lengths."
+        why = "--max-budget finds the largest batch, or token budget, of steps whose lengths vary."
         raise UsageError("no instant of the plan has lengths", why, "Add `lengths` to a step (docs/plan.md).", "SM449")
     chosen = instants[number]
     lengths = chosen.own["lengths"]

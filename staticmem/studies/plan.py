@@ -312,8 +312,8 @@ class PlanStudy:
                 yield f"{model_name(study.model.path)}: {note.text}"
         for instant in dict.fromkeys(one.name or one.word for one in self.plan.instants if self._lacks_loss(one)):
             yield (
-                f"'{instant}' computes no loss, which its model does not return: with labels the loop of Trainer takes "
-                "up to twice the logits in float32 more"
+                f"'{instant}' computes no loss, as its model returns none; a loop that computes one from labels, as "
+                "Trainer's, needs up to twice the size of the logits in float32 beside it"
             )
 
     def _lacks_loss(self, instant: Instant) -> bool:
@@ -505,9 +505,9 @@ def _check_shards(study: Study, model: str) -> None:
     request = study.request
     facts = facts_of(request.parallel)
     if facts is None or not (facts.divides_parameters and facts.shares_samples and facts.library == PYTORCH):
-        why = "A full state dict is followed for shards of FSDP2, tensor by tensor."
+        why = "`full` gathers the shards of FSDP2, and no step of the plan trains this model with it."
         hint = "Add `parallel: fsdp` and `devices` to its steps, or use `copies`."
-        raise UsageError(f"'{model}' has no shards that a save gathers", why, hint, "SM451")
+        raise UsageError(f"the full state dict of '{model}', which is not in shards", why, hint, "SM451")
     if (request.expert_parallel or 1) > 1:
         why = "Experts are in shards of shards, which are gathered in two steps that a plan does not follow."
         raise UsageError(f"the full state dict of '{model}' under --expert-parallel", why, "Save shards.", "SM451")

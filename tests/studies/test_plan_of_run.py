@@ -16,6 +16,7 @@ from staticmem.config.config import of_node
 from staticmem.devices.kernels import KernelWorkspaces
 from staticmem.documents import of_plain
 from staticmem.errors import StaticmemError
+from staticmem.report.formats.run_html import render as html
 from staticmem.report.run import RunReport
 from staticmem.studies import Request, Study
 from staticmem.studies.plan import study_of_config
@@ -109,8 +110,9 @@ def test_a_loop_may_gather_predictions_or_the_loss_alone() -> None:
 
 
 def test_a_loss_that_no_evaluation_computes_is_said() -> None:
-    said = [run_of({"evaluate": {"gather": "list", "labels": labels}}).assumed for labels in (True, False)]
-    assert ["computes no loss" in " ".join(one) for one in said] == [True, False]
+    runs = [run_of({"evaluate": {"gather": "list", "labels": labels}}) for labels in (True, False)]
+    assert ["computes no loss" in " ".join(run.assumed) for run in runs] == [True, False]
+    assert ["computes no loss" in html(run) for run in runs] == [True, False], "the page has it too"
 
 
 def test_a_report_says_after_how_many_batches_the_gpu_is_full() -> None:

@@ -71,7 +71,8 @@ def notes_of(run: RunReport, view: View) -> Iterator[str]:
         if one.lengths is not None:
             yield lengths_text(one, one.lengths, view)
         if one.full_after:
-            yield f"'{one.name}' gathers on the GPU, which is full after about {one.full_after:,} batches."
+            full = f"which is full after about {one.full_after:,} batches"
+            yield f"'{one.name}' keeps what it gathers on the GPU, {full}."
     if run.largest is not None:
         yield largest_text(run.largest, view)
 

@@ -22,7 +22,7 @@ def render(run: RunReport, view: View = PLAIN) -> str:
     of = ", ".join(name(model) for model in run.models)
     hero = f'<div class="hero"><p class="eyebrow">Run of {of}</p><h1 class="sentence">{esc(answer)}</h1>{why}</div>'
     footer = f"<footer>staticmem · {esc(run.schema)} · one file, no network</footer>"
-    sections = _timeline(run, view), _changes(run, view), _table(run, view), _host(run, view)
+    sections = _timeline(run, view), _changes(run, view), _table(run, view), _host(run, view), _assumed(run)
     body = f'<main id="main">{hero}{"".join(sections)}</main>{footer}'
     blocks = data("sm-run", "application/json", json_text(to_json(run)))
     return page("run · staticmem", body, styles=("report.css", "sizing.css"), scripts=("sort.js",), blocks=blocks)
@@ -71,11 +71,17 @@ def _table(run: RunReport, view: View) -> str:
         keys.append([key for _, key in cells])
     many = "".join(f"<p>{esc(note)}</p>" for note in notes_of(run, view))
     body = many + table(_HEADS, rows, id="rows", right=[0, *range(4, 11)], caption="Instants", keys=keys)
-    return section("table", "Instants", f'<div class="cards">{body}</div>', "Choose a head to sort by it.")
+    return section("table", "Instants", f'<div class="cards">{body}</div>', "Click a heading to sort.")
 
 
 def _host(run: RunReport, view: View) -> str:
     return "" if run.host is None else host_section(run.host, view)
+
+
+def _assumed(run: RunReport) -> str:
+    items = "".join(f"<li>{esc(text)}</li>" for text in run.assumed)
+    lead = "Memory differs where one of these does."
+    return section("assumed", "Assumed", f"<ul>{items}</ul>", lead) if items else ""
 
 
 def _sizes(one: InstantReport) -> tuple[int, ...]:

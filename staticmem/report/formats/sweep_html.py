@@ -140,7 +140,7 @@ def _table(sweep: Sweep, view: View) -> str:
         rows.append([cell for cell, _ in cells])
         keys.append([key for _, key in cells])
     body = table(heads, rows, id="rows", right=right, caption="Configurations", keys=keys)
-    return section("table", "Configurations", f'<div class="cards">{body}</div>', "Choose a head to sort by it.")
+    return section("table", "Configurations", f'<div class="cards">{body}</div>', "Click a heading to sort.")
 
 
 def _key(row: SweepRow, axis: str) -> float | str:
