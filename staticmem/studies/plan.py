@@ -313,7 +313,7 @@ class PlanStudy:
         for instant in dict.fromkeys(one.name or one.word for one in self.plan.instants if self._lacks_loss(one)):
             yield (
                 f"'{instant}' computes no loss, as its model returns none; a loop that computes one from labels, as "
-                "Trainer's, needs up to twice the size of the logits in float32 beside it"
+                "Trainer's, needs up to twice the size of the logits in float32 more"
             )
 
     def _lacks_loss(self, instant: Instant) -> bool:
